@@ -1,7 +1,4 @@
-"""The size of the KV cache, and its memory, counted in pages.
-
-The keys and values themselves are in :mod:`agent_r1.inference.kv_cache`.
-"""
+"""The size of the KV cache, and its memory, counted in pages."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ class CachePages:
         return True
 
     def drop(self, slot: CacheSlot) -> None:
-        """Free all pages that a slot holds."""
         self.free += self.held.pop(slot, 0)
 
 
@@ -63,7 +59,7 @@ class CacheSize:
         blocks: the maximum number of blocks.
         pages: the maximum number of pages of all slots together.
         session_pages: the number of pages that a new session takes.
-        capacity: the number of tokens for which a slot has addresses at first.
+        capacity: the number of tokens for which a slot has room at first.
     """
 
     rows: int
@@ -78,15 +74,13 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    With the native decoder, sequences share all pages, and a sequence can be removed and computed again later: its keys
-    and values get the same bits. In PyTorch, a prefill and a decode step give different bits. So each session takes the
-    pages of a whole context, and no sequence is removed.
+    With the native decoder, sequences share all pages. A sequence can be removed and computed again later, because its
+    keys and values get the same bits. In PyTorch, a prefill and a decode step give different bits. So each session
+    takes the pages of a whole context, and no sequence is removed.
 
     Args:
-        config: the settings of the engine.
         context: the maximum number of tokens of a sequence.
         bytes_per_token: the size of a token's keys and values in all layers.
-        device: the device of the model.
         is_native: whether the native decoder is used.
     """
     most = pages_for(context + 1)

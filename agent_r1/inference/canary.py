@@ -1,10 +1,8 @@
 """The canary: fixed prompts whose log-probabilities prove which weights a server has.
 
 The trainer computes the log-probabilities of these prompts with each version of the weights. A server must compute the
-same log-probabilities, up to rounding, before it serves a request.
-
-The server's own report is no proof. A server can report success although a part of it, such as a cache, still has old
-weights.
+same log-probabilities, up to rounding, before it serves a request. A server's own report is no proof, because a part of
+the server, such as a cache, can still have old weights.
 """
 
 from __future__ import annotations
@@ -100,7 +98,6 @@ def compute_canary(model: PreTrainedModel) -> Canary:
 
 
 def _prompts(model: PreTrainedModel) -> Tensor:
-    """Return the fixed prompts: token ids (NUM_PROMPTS, PROMPT_LENGTH)."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.randint(vocabulary, (NUM_PROMPTS, PROMPT_LENGTH), generator=generator)
@@ -145,7 +142,6 @@ async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> Logpro
 
 @torch.no_grad()
 def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """Return the log-probability of each of the ``tokens`` after ``prompt``, at ``TEMPERATURE``."""
     ids = torch.tensor([[*prompt, *tokens]], device=model.device)  # (1, T)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()  # (N, V)
     scores = (logits / TEMPERATURE).log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])  # (N, 1)
@@ -154,11 +150,11 @@ def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The log-probabilities of the fixed prompts for one version of the weights, from the trainer and from a server.
+    """The log-probabilities of the fixed prompts for one version of the weights.
 
     Attributes:
         canary: computed by the trainer.
-        readings: computed by the server, one reading per prompt.
+        readings: computed by a server, one reading per prompt.
     """
 
     canary: Canary
@@ -168,11 +164,11 @@ class CanaryResult:
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
     """Return a text that says how the log-probabilities of server and trainer disagree, or None if they agree.
 
-    Rounding errors must explain the differences in two comparisons:
+    Server and trainer agree if rounding errors explain the differences in two comparisons:
 
-    - The log-probabilities of the server and of the trainer in ``now``.
-    - The changes of the log-probabilities from ``before`` to ``now``, in the server and in the trainer. Most rounding
-      errors cancel out in a change. So the changes reveal a server with old weights even after a small optimizer step.
+    - The log-probabilities of both in ``now``.
+    - The changes of both from ``before`` to ``now``. Most rounding errors cancel out in a change. So the changes reveal
+      a server with old weights even after a small optimizer step.
 
     Args:
         now: the result for the current weights.
@@ -203,8 +199,8 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
     """Return all log-probabilities of the prompts in one dictionary.
 
-    The keys are (index of the prompt, False, index of the token in ``logprobs``) and (index of the prompt, True, token
-    id in ``next_logprobs``).
+    The keys are (index of the prompt, False, index in ``logprobs``) and (index of the prompt, True, token id in
+    ``next_logprobs``).
     """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):

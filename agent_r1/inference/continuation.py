@@ -43,15 +43,13 @@ class Piece:
 
 
 Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
-"""A function that sends one request to a server and returns the answer."""
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
     """Sample a completion of ``prompt`` by one or more requests, and return the completion.
 
-    Each request continues the tokens sampled so far, with a seed of its own. A new request is needed if the server
-    aborted the last one, or stopped at a stop string that does not meet the stop condition (for example, inside a
-    thought).
+    Each request continues the tokens sampled so far, with its own seed. A new request is made if the server aborted the
+    last one, or stopped at a stop string that does not meet the stop condition (for example, inside a thought).
 
     Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
     """

@@ -1,8 +1,8 @@
 """The value function of a critic: one forward pass predicts the values of many continuations of one context.
 
-The continuations form a tree, because they share prefixes. The tree is one row of the forward pass. The attention mask
-lets each token attend only to the context and to its ancestors in the tree. The keys and values of the context are kept
-for the next call.
+The continuations form a tree, because they share prefixes. The tree is one row of the forward pass, and each token
+attends only to the context and to its ancestors in the tree. The keys and values of the context are kept for the next
+call.
 """
 
 from __future__ import annotations
@@ -102,11 +102,10 @@ class Critic:
 
     @torch.inference_mode()
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
-        """Return, for each branch, the value of the state after the branch. A branch is a continuation of ``context``.
+        """Return the value of the state after each branch. A branch is a continuation of ``context``.
 
-        The keys and values of the first S tokens of the context are stored. The forward pass reads the C other tokens
-        of the context, and the branches as a :class:`TokenTree` of n nodes. The root of the tree is the last of the C
-        tokens.
+        The first S tokens of the context are cached. The forward pass reads the other C tokens, and the branches as a
+        :class:`TokenTree` of n nodes. The root of the tree is the last token of the context.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

@@ -85,7 +85,7 @@ class ImageCache:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
 
     def on_new_weights(self) -> None:
-        """Drop the features of all images, because they were computed with older weights."""
+        """Drop the features of all images, which were computed with older weights."""
         with self._lock:
             for entry in self._entries.values():
                 entry.features = None
@@ -93,8 +93,7 @@ class ImageCache:
     def shift(self, tokens: Sequence[int]) -> int:
         """Return the position of the token after ``tokens`` minus its index in the sequence.
 
-        The position is the number in the model's position encoding. The tokens of an image can share positions. The
-        result is 0 if the model has only one position per token.
+        The tokens of an image can share positions in the model's position encoding. The result is 0 if they do not.
         """
         if not self.has_position_rows:
             return 0

@@ -4,9 +4,9 @@ A block has R rows. Each row is a slot: the place of one sequence. For each laye
 one tensor of values. A decode step runs on whole blocks, so that all shapes are fixed. Then a sequence that is computed
 alone gets the same bits as in a batch.
 
-A slot has contiguous addresses, unlike in vLLM's paged attention. On a CPU, a slot has addresses for the whole context,
-but takes memory only for tokens that were written (vAttention, arXiv 2405.04437, does this on GPUs). On other devices,
-all slots of a block are at least as long as its longest sequence.
+A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
+(``inference.lazy_memory``; on GPUs, vAttention does this, arXiv 2405.04437). On other devices, all slots of a block are
+at least as long as its longest sequence.
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -45,10 +45,8 @@ VALUE_CHUNK = 256
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
     """Return the matrix product of attention weights (.., N, L) and values (.., L, D): (.., N, D).
 
-    All sequences of a pass have the same L. The last weights of a shorter sequence are 0.
-
-    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result do not depend on L, and
-    thus not on the other sequences. BLAS libraries divide a long sum at a place that depends on L.
+    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result for a short sequence,
+    whose last weights are 0, do not depend on L. BLAS libraries divide a long sum at a place that depends on L.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -72,9 +70,8 @@ def cache_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer. Return (output, None), with the output (R, T, H, D).
 
-    G = H / K attention heads share one key-value head (grouped-query attention). They become rows of one matrix
-    product, so that ``key`` and ``value`` are not copied for each head. The attention weights, the second result in
-    transformers, are left out.
+    G = H / K attention heads share one key-value head (grouped-query attention). These heads become rows of one matrix
+    product, so that ``key`` and ``value`` are not copied for each head.
 
     Args:
         query: (R, H, T, D).

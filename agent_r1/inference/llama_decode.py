@@ -4,8 +4,8 @@ A transformers model calls about twenty modules per layer, which takes small mod
 :class:`LlamaDecoder` runs the same operations in the same order and on the same weights.
 
 A step of all rows of a block is bit-equal to the model's own forward pass. A step of only the running rows
-(:meth:`LlamaDecoder.decode_rows`) differs by rounding errors, because its matrices have fewer rows. In both, the bits
-of a row do not depend on the other rows.
+(:meth:`LlamaDecoder.decode_rows`) differs by rounding errors. In both, the bits of a row do not depend on the other
+rows.
 
 Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
 """

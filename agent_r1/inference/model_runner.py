@@ -95,7 +95,6 @@ class PrefillChunk:
 
     @property
     def cached(self) -> int:
-        """The number of tokens before this part."""
         return len(self.before)
 
     @property
@@ -158,13 +157,12 @@ class ModelRunner:
             self._row_decoder = self._llama if self._llama.has_independent_rows(head, rows) else None
 
     def add_block(self) -> int:
-        """Add a block to the KV cache, and return its index."""
+        """Add a block to the KV cache, and return the index of the block."""
         self.blocks.append(CacheBlock(self.rows, self._capacity, self.model.device))
         return len(self.blocks) - 1
 
     @torch.inference_mode()
     def empty(self, slots: Sequence[CacheSlot]) -> None:
-        """Remove all keys and values of ``slots``."""
         for slot in slots:
             self.blocks[slot.block].empty(slot.row)
 
@@ -222,7 +220,7 @@ class ModelRunner:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks, padded to ``new`` new and ``context`` cached tokens."""
+        """Run one forward pass over at most ``rows`` chunks, padded to (``new``, ``context``) tokens."""
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)
         for index, chunk in enumerate(chunks):
@@ -249,7 +247,7 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a prefill pass over tokens (R, T), of which negative tokens stand for features of images.
+        """Run a prefill pass over tokens (R, T). Negative tokens stand for features of images.
 
         ``positions`` (R, T) are used only if the model has one position per token.
         """
@@ -273,13 +271,13 @@ class ModelRunner:
         A running row is a row whose sequence is being sampled. The logits are in the order of ``last_tokens``.
 
         In PyTorch, the step usually computes all rows, so that shapes do not depend on the number of running rows. In
-        the other rows, it writes only to positions that are overwritten before they are read.
+        the other rows, the step writes only to positions that are overwritten before they are read.
 
         Args:
             block_index: the index of the block.
-            last_tokens: row to the last token of its sequence. The step adds these tokens to the cache.
-            shifts: row to the position of its last token minus the index of this token. Rows without images may be left
-                out.
+            last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
+                cache.
+            shifts: maps rows to the position of the last token minus its index. Rows without images may be left out.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -37,8 +37,7 @@ NATIVE_LIMIT = 20_000_000
 AMD_NATIVE_LIMIT = 200_000_000
 """The limit in place of ``NATIVE_LIMIT`` on AMD processors with AVX-512, if the run has one thread.
 
-On these processors, PyTorch's library MKL does not use AVX-512. With several threads, PyTorch can be faster, because
-the native prefill computes a sequence in one thread.
+On these processors, PyTorch's library MKL does not use AVX-512. With several threads, PyTorch can be faster.
 """
 
 CHECKED_TOKENS = 24
@@ -215,16 +214,12 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        """Keep the memory of a tensor until the next :meth:`_pack_weights`, and return its address."""
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference between a native logit and the model's, divided by the largest absolute logit.
-
-        The first half of a short sequence is prefilled, and the second half is decoded.
-        """
+        """Return the largest difference between a native logit and the model's, relative to the largest logit."""
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         block, prompt = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu")), CHECKED_TOKENS // 2

@@ -34,11 +34,7 @@ class ForwardingEngine:
 
 
 class EngineMeter:
-    """Thread-safe counters of the work of an engine: requests, tokens and busy time.
-
-    Args:
-        clock: returns the time in seconds.
-    """
+    """Thread-safe counters of the work of an engine: requests, tokens and busy time. ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._lock, self._clock = threading.Lock(), clock
@@ -65,7 +61,6 @@ class EngineMeter:
                 self._running -= 1
 
     def count(self, prompt: Prompt, completion: Completion) -> None:
-        """Count the tokens of a completed request."""
         with self._lock:
             self._requests += 1
             self._prompt += len(prompt.token_ids)

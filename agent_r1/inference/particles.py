@@ -26,7 +26,7 @@ The weight of a particle is multiplied by w. A complete particle does not change
 
 
 def normalize(log_weights: Sequence[float]) -> list[float]:
-    """Return weights that add up to 1, from their logarithms up to a constant.
+    """Return exp(log_weights), divided by the sum of these weights.
 
     Example:
         >>> normalize([0.0, math.log(3.0)])

@@ -102,7 +102,6 @@ class PolicyEngine:
 
     @property
     def pool(self) -> EnginePool:
-        """The pool of servers, which other policies can also use."""
         return self._shared.pool
 
     @property

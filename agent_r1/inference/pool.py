@@ -4,8 +4,7 @@ All turns of a session go to the same server, whose cache has the keys and value
 fails is fenced: it gets no more requests, and other servers continue its unfinished requests.
 
 New weights are loaded in two phases: all servers pause and load the weights, and then all servers continue. So no two
-servers sample from different versions. A server serves new weights only after its log-probabilities agree with the
-trainer's (see ``inference.canary``).
+servers sample from different versions.
 """
 
 from __future__ import annotations
@@ -90,10 +89,9 @@ class PoolLimits:
 class EnginePool:
     """An ``InferenceEngine`` over several servers.
 
-    Call :meth:`update_weights` before the first generation, because only an update checks which weights the servers
-    have.
-
-    A server that fails is fenced: it gets no requests until it passes the check of a later update.
+    Call :meth:`update_weights` before the first generation. Only an update checks which weights the servers have, by
+    their log-probabilities (see ``inference.canary``). A server that fails is fenced: it gets no requests until it
+    passes the check of a later update.
     """
 
     def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
@@ -108,7 +106,6 @@ class EnginePool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the first server. All servers of a pool have the same capabilities."""
         return self._members[0].replica.capabilities
 
     @property
@@ -141,7 +138,7 @@ class EnginePool:
         """Load new weights into all servers, and return the version that they serve.
 
         Unfinished requests pause, and continue with the new weights. Completions record which version sampled each
-        token. A server that fails is fenced. A fenced server that works again and passes the check serves again. Raise
+        token. A server that fails is fenced. A fenced server that passes the check gets requests again. Raise
         EngineError if no server serves the new weights.
         """
         async with self._updating:
@@ -174,7 +171,6 @@ class EnginePool:
             await member.replica.close()
 
     async def _request(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> Piece:
-        """Send a request to one server after another, until a server answers. Return the answer."""
         if self._watcher is None and not self._is_closed:
             self._watcher = shared_task(self._watch())
         while True:
@@ -256,7 +252,7 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Run forever, and fence each server that has requests but answers nothing for ``stall_seconds`` seconds."""
+        """Fence each server that has requests but answers nothing for ``stall_seconds`` seconds."""
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
@@ -289,8 +285,7 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer or, if later, of the first request after an idle time (monotonic
-            clock).
+        last_answer: the time of the last answer or, if later, of the first request after an idle time.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -330,7 +325,7 @@ class _Member:
             request.cancel()
 
     def fence(self, reason: str) -> None:
-        """Log a warning, send no more requests to the server, and end its running requests with ReplicaError."""
+        """Log a warning, and :meth:`end` the server's requests."""
         if self.fenced is None:
             log.warning("the inference server %s is left out: %s", self.replica.name, reason)
         self.end(reason)
@@ -349,16 +344,14 @@ class _Member:
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether a server that is not fenced has requests, but sent no answer for more than ``seconds``
-        seconds.
-        """
+        """Return whether the server has requests and is not fenced, but sent no answer for more than ``seconds``."""
         waits = self.fenced is None and self.num_requests > 0
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
         """Raise ReplicaError if weights of an unexpected version sampled a token of ``piece``.
 
-        Expected are the versions from ``before``, the version when the request was sent, to the server's version now.
+        Expected are all versions from ``before`` (when the request was sent) to the server's version now.
         """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:

@@ -1,6 +1,6 @@
 """The scheduler of the embedded engine: assigns slots of the KV cache to requests, and selects the tokens to compute.
 
-The scheduler works with plain Python values, and never reads or writes a tensor.
+The scheduler never reads or writes a tensor.
 """
 
 from __future__ import annotations
@@ -146,7 +146,6 @@ class Scheduler:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All unfinished requests."""
         return (*self._waiting, *self._running.values())
 
     def add(self, request: Request) -> None:
@@ -246,7 +245,6 @@ class Scheduler:
         return max(pages_for(len(request.prompt) + len(request.token_ids)), self._session_pages)
 
     def _empty(self, slot: CacheSlot) -> None:
-        """Free the pages of a slot. The keys and values in the slot are lost."""
         self._pages.drop(slot)
         self._forget_prefixes(slot)
         self._emptied.append(slot)
@@ -323,8 +321,7 @@ class Scheduler:
     def take_finished(self) -> list[Request]:
         """Remove the finished and the failed requests from the running batch, and return them.
 
-        Their sessions keep their slots. The slot of a failed request counts as empty, because its values can be
-        incomplete.
+        Their sessions keep their slots. The slot of a failed request counts as empty.
         """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error

@@ -40,11 +40,7 @@ def check_sampled(
 ) -> tuple[float, ...]:
     """Return the log-probabilities of sampled tokens. Raise ReplicaError if the server's answer is not valid.
 
-    Args:
-        tokens: the sampled tokens.
-        scored: (token id, log-probability) of each token that the server scored.
-        finish_reason: the reason that the server gives for the end of the request.
-        params: the parameters of the request.
+    ``scored`` holds (token id, log-probability) of each token that the server scored.
     """
     logprobs = tuple(logprob for _, logprob in scored)
     if [token for token, _ in scored] != list(tokens) or len(tokens) > params.max_tokens:
@@ -69,8 +65,7 @@ def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
 class CanaryCheck:
     """Compares the log-probabilities of one server with the trainer's, for each version of the weights.
 
-    Args:
-        dtype: the data type in which the server serves the weights.
+    ``dtype`` is the data type in which the server serves the weights.
     """
 
     def __init__(self, dtype: Dtype) -> None:
@@ -80,9 +75,7 @@ class CanaryCheck:
     async def verify(self, canary: Canary, read: Callable[[tuple[int, ...]], Awaitable[CanaryReading]]) -> None:
         """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
 
-        Args:
-            canary: fixed prompts, with the trainer's log-probabilities.
-            read: returns the server's log-probabilities for the tokens of a prompt.
+        ``read`` returns the server's log-probabilities for the tokens of a prompt.
         """
         result = CanaryResult(canary, tuple([await read(prompt.token_ids) for prompt in canary]))
         if mismatch := find_mismatch(result, self._passed, self._dtype):

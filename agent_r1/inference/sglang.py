@@ -99,7 +99,7 @@ class SglangEngine:
         return Capabilities(transports, self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
+        """Return a completion. If the caller is cancelled, the server stops sampling."""
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
@@ -157,13 +157,13 @@ class SglangEngine:
     async def recover(self) -> None:
         """Let a paused server continue, and sample one token to test the server.
 
-        A health check would not work before, because it samples a token, and a paused server cannot sample.
+        SGLang's health check samples a token, which a paused server cannot do. So no health check is made.
         """
         await self._client.post("/continue_generation", {})
         await self.probe()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing, because SGLang drops the least recently used keys and values of its prefix cache."""
+        """Do nothing, because SGLang itself drops old keys and values from its prefix cache."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -195,7 +195,6 @@ class SglangEngine:
 
 
 def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
-    """Return token id to log-probability."""
     return {token: score for score, token, _ in top or [] if score is not None}
 
 

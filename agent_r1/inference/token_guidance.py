@@ -1,7 +1,7 @@
 """Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
 pi is the policy, and V(s) is the predicted reward after the state s. Let C be the k most likely tokens after s, let P
-be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from::
+be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
     q(a | s) = pi(a | s)                                                                            otherwise
@@ -25,7 +25,7 @@ from agent_r1.inference.particles import normalize
 class GuidedTokens:
     """Sampled tokens with log q in ``completion`` and log pi in ``scored``.
 
-    The tokens were sampled from the guided distribution q. pi is the policy.
+    q is the guided distribution from which the tokens were sampled. pi is the policy.
     """
 
     completion: Completion
@@ -72,9 +72,10 @@ def choose_tokens(
     """Choose each new token of a draft again among its candidates, and return the chosen tokens.
 
     The candidates of a drafted token are the tokens that the policy finds most likely at its index. If the drafted
-    token is a candidate, a candidate is drawn from q (:func:`guided_logprobs`), the most probable one at temperature 0.
-    Otherwise the drafted token is kept. So each chosen token is a sample from q. The result ends after the first chosen
-    token that differs from the drafted token.
+    token is a candidate, a candidate is drawn from q (:func:`guided_logprobs`). At temperature 0, the most probable
+    candidate is taken. A drafted token that is no candidate is kept. So each chosen token is a sample from q.
+
+    The result ends after the first chosen token that differs from the drafted token.
 
     Args:
         draft: the tokens of ``before``, followed by new tokens with their candidates.

@@ -51,8 +51,6 @@ class TorchEngine:
     Args:
         model: the model to serve, on the device on which it runs.
         context: maximum number of tokens of a prompt and its completion together.
-        config: data type, batch size and memory.
-        profiler: measures prefill, decode steps and sampling.
         images: the image processor of the model; None if the model has no vision.
 
     Raises:
@@ -162,10 +160,9 @@ class TorchEngine:
         await self._worker.close_and_wait()
 
     def _validated_tokens(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
-        """Return the tokens of a prompt. Each placeholder token of an image is replaced by a negative number.
+        """Return the tokens of a prompt, with negative numbers for features of images (see ``inference.image_cache``).
 
-        The number stands for one feature of the image (see ``inference.image_cache``). Raise EngineError if the prompt
-        or the parameters are invalid, or if the engine was closed.
+        Raise EngineError if the prompt or the parameters are invalid, or if the engine was closed.
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
@@ -274,9 +271,7 @@ class TorchEngine:
 
 
 def _postprocess(request: Request, logits: Tensor, token: int, logprob: float) -> None:
-    """Append a token, sampled from ``logits`` (V,), to the request. If it ends the generation, set ``finish_reason``
-    or ``error``.
-    """
+    """Append a token, sampled from ``logits`` (V,), to the request. The last token sets ``finish_reason``."""
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return

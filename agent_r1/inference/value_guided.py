@@ -1,7 +1,7 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
 A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow, and Q(s, a) =
-V(s a). Z normalizes the probabilities. The methods are::
+V(s a). Z normalizes the probabilities. The methods are
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -53,9 +53,9 @@ class ValueGuidedEngine:
     A request without a session is not guided, because it is no action of an attempt. With one candidate, no request is
     guided.
 
-    With the method ``token``, the log-probabilities of a completion are log q, of the distribution from which its
-    tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. There, the probability of the chosen
-    candidate cannot be computed, so these methods cannot sample for training.
+    With the method ``token``, the log-probabilities of a completion are log q. q is the distribution from which the
+    tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. These two methods cannot sample for
+    training, because the probability of the chosen candidate cannot be computed.
 
     Raises:
         InvalidInput: the method ``token`` needs the most likely tokens, which the engine does not return; or the KV
@@ -200,7 +200,6 @@ class ValueGuidedEngine:
     async def _continue(
         self, prompt: Prompt, params: SamplingParams, sampled: Completion | None, session_id: str
     ) -> Completion:
-        """Return the tokens of ``sampled``, followed by at most ``segment_tokens`` new tokens."""
         before = () if sampled is None else sampled.token_ids
         room = params.max_tokens - len(before)
         asked = replace(
@@ -245,7 +244,7 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return GuidedTokens for a completion that was sampled without guidance: log q is log pi."""
+    """Return GuidedTokens for a completion that was sampled without guidance: log q and log pi are equal."""
     return GuidedTokens(completion, scored(completion))
 
 

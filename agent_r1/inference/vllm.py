@@ -119,7 +119,7 @@ class VllmEngine:
         return Capabilities(self._transports, self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If the caller is cancelled, the connection is closed, and the server stops sampling."""
+        """Return a completion. If the caller is cancelled, the server stops sampling."""
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
@@ -178,7 +178,6 @@ class VllmEngine:
         self._weights = folder
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
-        """Load the adapter in ``folder`` under a new name."""
         self._num_adapters += 1
         name = f"{self._prefix}{self._num_adapters}"
         load = {"lora_name": name, "lora_path": str(folder)}
@@ -193,9 +192,7 @@ class VllmEngine:
                 await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
 
     async def commit(self, version: PolicyVersion) -> None:
-        """Set the version of the loaded weights, drop the cached keys and values of older weights, and let the server
-        continue.
-        """
+        """Set the version of the loaded weights, drop cached keys and values, and let the server continue."""
         self._served = self._staged
         await self._client.post("/update_weight_version", {"new_version": str(version.number)})
         reset = await self._client.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
@@ -221,7 +218,7 @@ class VllmEngine:
         await self.probe()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing, because vLLM drops the least recently used keys and values of its prefix cache."""
+        """Do nothing, because vLLM itself drops old keys and values from its prefix cache."""
 
     async def close(self) -> None:
         await self._unload_adapters(0)
@@ -230,9 +227,9 @@ class VllmEngine:
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
         """Return the server's log-probabilities for the tokens of a canary's prompt.
 
-        The first request returns the most likely next tokens, computed with the prefix cache. So it shows whether the
-        cache holds keys and values of older weights. The second request returns the log-probabilities of the prompt's
-        tokens, computed without the prefix cache.
+        The first request returns the most likely next tokens. It uses the prefix cache, and so shows whether the cache
+        holds keys and values of older weights. The second request returns the log-probabilities of the prompt's tokens,
+        computed without the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)

@@ -46,8 +46,8 @@ class WeightFolders:
         parent: the folder for the folders of the versions, unless they are in shared memory.
         shared_memory: whether to use /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether tied weights are written once. False: the output head is written as a separate tensor, and is not
-            tied in the written configuration, for a server that ignores a tied head when it reloads weights.
+        tied: whether tied weights are written once. If False, the output head is written as a separate tensor and
+            declared as not tied. Use False for a server that ignores a tied head when it reloads weights.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -59,8 +59,8 @@ class WeightFolders:
     def write(self, model: PreTrainedModel, number: int) -> Path:
         """Write version ``number`` of the weights, and return its folder. Replace an existing folder of this version.
 
-        A run that continues from a checkpoint uses the numbers of later versions again. Raise EngineError if the
-        weights cannot be written.
+        A run that continues from a checkpoint writes later versions again. Raise EngineError if the weights cannot be
+        written.
         """
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
@@ -107,7 +107,6 @@ class WeightFolders:
             _untie(model, weights, folder)
 
     def _keep(self, folder: Path) -> Path:
-        """Remove the folders of old versions, and return ``folder``."""
         self._folders.append(folder)
         while len(self._folders) > KEPT_VERSIONS:
             shutil.rmtree(self._folders.pop(0), ignore_errors=True)

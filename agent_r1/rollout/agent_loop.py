@@ -38,7 +38,6 @@ class Agent:
         context_length: the largest number of tokens of a prompt and its action together.
         seed: the root seed of the run, from which the seed of each turn is derived.
         context_policy: how much of a long episode the policy sees.
-        profiler: measures how much time environments take.
     """
 
     engine: InferenceEngine
@@ -50,7 +49,6 @@ class Agent:
     profiler: Profiler = NO_PROFILER
 
     def open_session(self, attempt: AttemptId) -> Session:
-        """Return a new session for the attempt ``attempt``."""
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
 
 
@@ -113,8 +111,6 @@ class AgentLoop:
 
 
 class _RolloutEnd(Exception):
-    """Raised to end a rollout, with the status and the reason of the trajectory."""
-
     def __init__(self, status: Status, reason: str | None) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
@@ -126,8 +122,6 @@ _environment_failed = partial(_RolloutEnd, Status.ENVIRONMENT_FAILED)
 
 @dataclass(slots=True)
 class _AgentRollout:
-    """One attempt of an agent in an environment."""
-
     agent: Agent
     env: Env
     task: Task
@@ -170,7 +164,7 @@ class _AgentRollout:
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
         """Return the prompt for the next action, after ``action`` and ``observation``.
 
-        The result continues ``prompt``, the prompt of ``action``, unless the context policy rewrites the context.
+        The result continues ``prompt``, unless the context policy rewrites the context.
         """
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
@@ -202,7 +196,7 @@ class _AgentRollout:
         Args:
             before: the messages up to and including the last action.
             observation: the messages after the last action.
-            request: the message that asks for the summary.
+            request: asks for the summary.
         """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):
@@ -214,7 +208,7 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary from the policy, and replace the exchanges of the history by its text.
+        """Sample a summary from the policy, and replace the exchanges of the history by the text of the summary.
 
         If the summary has no text, the history does not change.
         """

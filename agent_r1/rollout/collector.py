@@ -57,16 +57,13 @@ class Collector:
     """A service that runs groups of attempts, and scores and records the attempts.
 
     Args:
-        rollout: makes the attempts.
         scorers: compute the rewards of the attempts of a group.
         recorder: stores the start and the end of each attempt.
         run: the name of the run, which is a part of the id of each attempt.
-        limits: the limits of the attempts.
         seed: the root seed, from which the seed of each attempt is derived.
         greedy: a second rollout, without random sampling, which makes one additional attempt for each group. This
             attempt is scored separately. Its sample index is the size of the group.
         models: the models that environments can query, by role.
-        profiler: measures the time of the scorers.
     """
 
     def __init__(
@@ -111,7 +108,6 @@ class Collector:
         acquire: Acquire,
         started: asyncio.Queue[asyncio.Task[Group] | None],
     ) -> None:
-        """Start the groups in the order of ``requests``, and put them into the queue ``started``."""
         try:
             for request in requests:
                 version = await acquire(request)
@@ -125,7 +121,6 @@ class Collector:
             await started.put(None)
 
     async def _run_group(self, request: GroupRequest, version: int) -> Group:
-        """Make all attempts of a group, score the attempts and record their ends. Return the group."""
         task, size = request.task, request.size
         rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
@@ -153,7 +148,7 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Wait for a free slot, and make an attempt. The trajectory holds its start time, waiting time and duration."""
+        """Wait for a free slot, and make an attempt. Record its start time, waiting time and duration."""
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
@@ -219,9 +214,9 @@ def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
 
     Rewards are invalid in three cases:
 
-    - A reward is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
+    - A value is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
     - A name is used at two of the levels call, turn and trajectory.
-    - A tuple has neither one number for each turn, nor one for each turn that is not a summary.
+    - A reward per turn has neither one number for each turn, nor one for each turn that is not a summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

@@ -218,9 +218,9 @@ def with_notes(start: Messages, notes: str) -> Messages:
 
 
 def with_request(messages: Messages, request: Message) -> Messages:
-    """Return the messages with a user's request at the end. A user message at the end is extended by the request.
+    """Return the messages with a user's request at the end.
 
-    Some chat templates refuse two adjacent user messages.
+    Some chat templates refuse two adjacent user messages. So a user message at the end gets the text of the request.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))

@@ -35,10 +35,8 @@ async def play_game(
     Args:
         game: asks the players questions, and returns their scores.
         agents: the players. One agent can be several players (self-play).
-        task: the task that the game and all players get.
         contexts: one context for each player, each with its own attempt id.
         seed: the seed of the game.
-        seconds: the time limit of the game.
     """
     match = Match(game, task, seed, len(agents), seconds)
     episodes = (

@@ -44,10 +44,7 @@ class ScriptedAgent:
 
 
 class _ScriptedEpisode:
-    """The environment, the episode and the engine of one attempt, in one object.
-
-    The object stores the conversation as messages, because messages are the input of the responder.
-    """
+    """The environment, the episode and the engine of one attempt, in one object."""
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
 

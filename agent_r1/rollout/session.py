@@ -149,8 +149,8 @@ class Session:
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        :meth:`observe` later completes the turn with the outcome. If :meth:`prompt` or :meth:`sample` is called before,
-        the turn has no observation. An exception is raised only if the call is cancelled.
+        :meth:`observe` later completes the turn with the outcome. Without this call, the next prompt completes the turn
+        without an observation. An exception is raised only if the call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)
@@ -250,7 +250,7 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Add the messages of ``prompt`` after the parent turn's action to the parent turn, as its observation.
+        """Add an observation to the turn that ``prompt`` continues: the messages after the action of this turn.
 
         Call this method if the outcome of an action becomes known only with the next prompt. Tool messages become the
         results of the turn. Do nothing if the turn has an observation, or if the prompt is a new branch.
@@ -284,7 +284,6 @@ class Session:
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
 
     def _seconds(self) -> float:
-        """Return the seconds since the attempt began."""
         return time.perf_counter() - self._started
 
     def _parse(
@@ -362,11 +361,11 @@ class _KnownConversation:
 
 
 class _EngineFailure(Exception):
-    """Raised if the engine cannot generate an action. The message is the reason."""
+    """Raised if the engine cannot generate an action."""
 
 
 class _RenderError(Exception):
-    """Raised if the conversation cannot be rendered, or the action cannot be parsed. The message is the reason."""
+    """Raised if the conversation cannot be rendered, or the action cannot be parsed."""
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:

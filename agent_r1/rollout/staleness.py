@@ -11,16 +11,15 @@ class StalenessController:
     """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
 
     Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each step takes the
-    next ``groups_wanted`` groups, in the order of ``group_id``. Each group without a training signal increases
-    ``groups_wanted`` by 1 (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the algorithm's
-    filters keep none of its attempts, for example because their rewards are equal.
+    next ``groups_wanted`` groups, in the order of ``group_id``. ``groups_wanted`` is ``groups_per_step``, plus 1 for
+    each group of the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training
+    signal if the algorithm's filters keep none of its attempts, for example because their rewards are equal.
 
     A group starts when it is certain that the current step, or one of the next ``max_staleness`` steps, takes the
     group. So each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
-    training signal, group 4 starts. If group 4 has no training signal, group 5 starts. The last group that this step
-    can take is group 7.
+    training signal, group 4 starts. The last group that this step can take is group 7.
 
     Args:
         steps: the number of optimizer steps that remain.

@@ -180,7 +180,7 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return ``conversation`` with one more turn. If the attempt fails, its value is minus infinity.
+        """Return ``conversation`` with one more turn. If the attempt fails, the returned value is minus infinity.
 
         ``number`` is the index of this continuation in the turn.
         """
