@@ -122,7 +122,7 @@ class Algorithm(Component):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether the algorithm compares the policy before the update with the sampler's policy.
+        """Whether the algorithm compares the policies of trainer and sampler.
 
         If so, a forward pass before the update is needed.
         """
@@ -142,8 +142,7 @@ class Algorithm(Component):
     def select(self, selection: Selection, version: int) -> Selection:
         """Return ``selection`` without the samples that the filters remove. These samples are listed as excluded.
 
-        ``overlong`` and ``empty_turn`` remove no samples: these filters act on the loss only. ``version`` is the
-        version of the current weights.
+        ``version`` is the version of the current weights.
         """
         varied = drop_constant_groups(selection) if self.constant_groups == "drop" else selection
         return self.filters.apply(varied, version)
@@ -158,12 +157,10 @@ class Algorithm(Component):
         return batch.token_turn if self.ratio_level == "turn" else batch.token_trajectory
 
     def compute_token_weights(self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float = 0.0) -> TokenWeights:
-        """Return the advantages and the loss weights of all tokens of a batch.
+        """Return the advantages and the loss weights of the N tokens of a batch of whole groups.
 
-        Args:
-            batch: The N tokens of whole groups, because baselines and denominators are over the whole batch.
-            outputs: The outputs of the models before the update.
-            kl_coef: The current coefficient of the KL penalty.
+        ``outputs`` are the models' outputs before the update, and ``kl_coef`` is the current coefficient of the KL
+        penalty.
         """
         advantage, targets = self._compute_advantages(batch, outputs, kl_coef)  # (N,)
         # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
@@ -214,7 +211,7 @@ class Algorithm(Component):
         )
 
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
-        """Return (loss, metrics) of a micro-batch. The loss of a batch is the sum over its micro-batches.
+        """Return (loss, metrics) of a micro-batch of n tokens. The loss of a batch is the sum over its micro-batches.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
@@ -224,10 +221,6 @@ class Algorithm(Component):
         - r, A, H: importance ratio, advantage, entropy of the policy.
         - KL: the estimated divergence of the policy from the reference policy.
         - D: the divergence from the teacher (:class:`agent_r1.algorithms.loss_terms.Distillation`).
-
-        Args:
-            tokens: The outputs of the models for the n tokens of the micro-batch, with gradient.
-            weights: The weights of these n tokens.
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -337,8 +330,8 @@ class Algorithm(Component):
         """Return (kept, penalty weights), each (N,).
 
         ``kept`` (bool) is false for tokens that the token mask masks. The penalty weights are for KL-Cov; None without
-        KL-Cov. The rules apply to the tokens that ``loss_mask`` (N,) selects, at least one. All other tokens are kept
-        and have weight 0.
+        KL-Cov. The rules apply to the tokens in ``loss_mask`` (N,), at least one. All others are kept and have weight
+        0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -349,7 +342,7 @@ class Algorithm(Component):
         return kept, drift_weight
 
     def compute_value_loss(self, values: StateValues, old_values: StateValues, targets: ValueTargets) -> Tensor:
-        """Return the critic's loss, a scalar. ``old_values`` are the values before the update."""
+        """Return the critic's loss, a scalar."""
         assert isinstance(self.advantage, WithCritic)
         clip, target, weight = self.advantage.value_clip, targets.target, targets.weight
         before = clipped_value_loss(values.before_token, old_values.before_token, target.before_token, clip)  # (n,)

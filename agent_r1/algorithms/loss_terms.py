@@ -87,10 +87,7 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each token, with gradient: (n,).
-
-        ``logprobs`` (n,) are log pi, ``reference_logprobs`` (n,) are log ref, and ``ratio`` (n,) is pi / pi_old.
-        """
+        """Return the estimate of KL(pi || ref) at each token, with gradient: (n,). ``ratio`` (n,) is pi / pi_old."""
         match self.estimator:
             case "k1":
                 return kl_k1(logprobs, reference_logprobs)
@@ -109,12 +106,8 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The factor of the paper is 1 + 0.1 * error. Without ``target``, the coefficient does not change.
-
-        Args:
-            coefficient: The coefficient of this update.
-            divergence: The mean KL divergence per token in this update, in nats.
-            trajectories: Number of trajectories in this update.
+        The factor of the paper is 1 + 0.1 * error. Without ``target``, the coefficient does not change. ``divergence``
+        is the mean KL divergence per token in this update, in nats. ``trajectories`` is their count in this update.
         """
         if self.target is None:
             return coefficient
@@ -125,7 +118,7 @@ class Kl(Component):
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
     """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
 
-    mu is the sampler's policy, and ref is the reference policy. ``reference_logprobs`` (N,) are log ref.
+    mu is the sampler's policy, and ref the reference policy. ``reference_logprobs`` (N,) are log ref.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
@@ -143,8 +136,7 @@ class Distillation(Component):
         D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
     p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
-    all other tokens together. If k is the size of the vocabulary, D_t is KL(p || pi). The policy sampled the tokens
-    (on-policy distillation, arXiv:2306.13649).
+    all other tokens together. The policy sampled the tokens (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -216,8 +208,7 @@ class Correction(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token.
-            unit: (n,) the index of each token's unit (token, turn or trajectory). The tokens of a unit get the same
-                weight.
+            unit: (n,) the index of each token's unit. The tokens of a unit get the same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
@@ -228,8 +219,8 @@ class Correction(Component):
 class Rejection(Component):
     """A rule that masks all tokens of a unit if the mean or product of their ratios is outside [low, high].
 
-    A unit is a token, a turn or a trajectory. The ratio of a token is pi_old / mu, with the policy pi_old before the
-    update and the sampler's policy mu. A masked token has no policy loss.
+    The ratio of a token is pi_old / mu, with the policy pi_old before the update and the sampler's policy mu. A unit is
+    a token, a turn or a trajectory. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -260,10 +251,8 @@ class Rejection(Component):
         """Return whether each of n tokens is accepted: (n,) bool.
 
         Args:
-            log_ratio: (n,) log(pi_old / mu) of each token, with the policy pi_old before the update and the sampler's
-                policy mu.
-            unit: (n,) the index of each token's unit (token, turn or trajectory), which is accepted or rejected as a
-                whole.
+            log_ratio: (n,) log(pi_old / mu) of each token.
+            unit: (n,) the index of each token's unit, which is accepted or rejected as a whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
@@ -271,11 +260,10 @@ class Rejection(Component):
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return (log-ratios, units) of the n action tokens of a batch, each (n,).
+    """Return (log(pi_old / mu), unit) of each of the n action tokens of a batch, each (n,).
 
-    A log-ratio is log(pi_old / mu), with the policy pi_old before the update and the sampler's policy mu. The unit is
-    the index of the token, its turn or its trajectory, depending on ``level``. ``old_logprobs`` (N,) are log pi_old of
-    all N tokens of the batch.
+    pi_old is the policy before the update, and mu is the sampler's policy. The unit is the index of the token, its turn
+    or its trajectory, depending on ``level``. ``old_logprobs`` (N,) are log pi_old of all tokens of the batch.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

@@ -20,8 +20,7 @@ class Vespo(PolicyLoss):
     """The loss of VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
 
     The source is arXiv:2602.10693, section 3.4 (``vespo`` in TRL). A: advantage; sg: stop-gradient; W: product of the
-    importance ratios of a turn or trajectory. phi is 1 at W = 1, and tends to 0 for very small and very large W. k and
-    lambda depend on the sign of A.
+    importance ratios of a turn or trajectory. phi is 1 at W = 1. k and lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"

@@ -1,7 +1,7 @@
 """Pure functions over flat tensors: the mathematics that several algorithms share.
 
 ``unit`` or ``key`` holds, for each element, the index (from 0) of its unit. For example, elements are tokens and units
-are turns, or elements are trajectories and units are groups. Remove masked elements before the call.
+are turns. Remove masked elements before the call.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return the sample standard deviation (Bessel) of each element's group: (N,); 0 in a group of 1.
+    """Return the sample standard deviation (Bessel) of ``x`` (N,) in the group ``key`` of each element: (N,).
 
-    ``key`` (N,) holds the group of each element of ``x`` (N,).
+    The result is 0 in a group of 1.
     """
     deviations = x - segment_mean(x, key)[key]  # (N,)
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
 
 
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
-    """Return whether the standard deviation of each element's group is above ``MIN_STD``: (N,) bool.
-
-    ``key`` (N,) holds the group of each element of ``x`` (N,).
-    """
+    """Return whether the standard deviation of ``x`` in each element's group ``key`` is above MIN_STD: (N,) bool."""
     return group_std(x, key) > MIN_STD
 
 
@@ -104,11 +101,9 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
-    The sum is over all subsets S of the group that have k elements and contain i. This is PKPO with the baseline of k -
-    1 elements (arXiv:2505.15201, equation 33).
-
-    If k is None or above the size of the group, k is this size. Then A_i of the best element is its lead over the
-    second best, and all other A_i are 0 (arXiv:2503.19595).
+    The sum is over all subsets S of the group that have k elements and contain i (PKPO with the baseline of k - 1
+    elements, arXiv:2505.15201, equation 33). If k is the size of the group (default and maximum), A_i of the best
+    element is its lead over the second best, and all other A_i are 0 (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -147,7 +142,7 @@ def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor
     Args:
         x: (N,) rewards, or temporal-difference errors.
         unit: (N,) the index of the turn or trajectory of each element.
-        discount: one number, or one number per element (N,), equal for all elements of a unit.
+        discount: one number or (N,), equal for all elements of a unit.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
     # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
@@ -180,7 +175,7 @@ def generalized_advantages(
             value if it was truncated.
         unit: (N,) the index of the turn or trajectory of each element.
         gamma: The discount.
-        lam: lambda: one number, or one number per element (N,), equal for all elements of a unit.
+        lam: lambda, one number or (N,), equal for all elements of a unit.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
     deltas = rewards + gamma * next_values - values  # (N,) delta_t

@@ -45,8 +45,8 @@ class PolicyLoss(Component, ABC):
         """Return the loss of each token: (n,).
 
         Args:
-            ratio: (n,) importance ratio r = pi / pi_old at the algorithm's ratio level, with gradient.
-            advantage: (n,) advantage A, without gradient.
+            ratio: (n,) importance ratio at the algorithm's ratio level, with gradient.
+            advantage: (n,) without gradient.
             tokens: The outputs of the models. Most losses need only the ratio.
         """
 
@@ -171,8 +171,7 @@ class Topr(PolicyLoss):
 class Sapo(PolicyLoss):
     """The loss of SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a smooth function instead of a clip (arXiv:2511.20347).
 
-    r is the importance ratio, and A is the advantage. The gradient is largest at r = 1, and decreases faster for a
-    larger tau. tau depends on the sign of A.
+    r is the importance ratio, and A is the advantage. tau depends on the sign of A.
     """
 
     name: Literal["sapo"] = "sapo"
@@ -235,17 +234,16 @@ class Dppo(PolicyLoss):
 class Gmpo(PolicyLoss):
     """The loss of GMPO: -A times the geometric mean of clipped importance ratios (arXiv:2507.20673, equation 4).
 
-    A is the advantage. The mean is over the tokens of a turn or trajectory. Before, the log-ratio of each token is
-    clipped: to at most ``clip_log_ratio`` if A > 0, else to at least -``clip_log_ratio``. A clipped token has no
-    gradient.
+    The mean is over the tokens of a turn or trajectory, and A is the advantage. Each log-ratio is clipped to at most
+    ``clip_log_ratio`` if A > 0, else to at least -``clip_log_ratio``. A clipped token has no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     clip_log_ratio: float = Field(default=0.4, gt=0)
-    """Bound of the logarithm of a token's importance ratio. With a positive advantage, it is clipped to at most this
-    number; otherwise to at least minus this number."""
+    """Bound of the log of a token's importance ratio. With a positive advantage, the log is at most this number;
+    otherwise at least minus this number."""
 
     @property
     def formula(self) -> str:

@@ -37,8 +37,8 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 def as_algorithm(value: object, default: str) -> Algorithm:
     """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    The key ``name`` of a table names the algorithm that the table changes; without this key, ``default`` is changed.
-    All other keys are parameters, as in :func:`build_algorithm`.
+    A table changes the algorithm that its key ``name`` names (without this key: ``default``). All other keys are
+    parameters, as in :func:`build_algorithm`.
 
     Raises:
         InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
@@ -62,9 +62,9 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
-    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` replaces a component by the component
-    with the given name. A key such as ``loss.clip_high`` changes a parameter. ``name`` can be unknown if ``settings``
-    contains every component, as the settings of a stored run do.
+    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
+    ``loss.clip_high`` changes a parameter. ``name`` can be unknown if ``settings`` contains every component, as the
+    settings of a stored run do.
 
     Raises:
         InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -147,10 +147,7 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return a copy of the component, changed by ``settings`` with dotted keys.
-
-    In error messages, ``prefix`` stands before the keys, such as "loss.".
-    """
+    """Return a copy of the component, changed by ``settings`` (dotted keys). Errors put ``prefix`` before the keys."""
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         name, _, rest = key.partition(".")
@@ -169,8 +166,6 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the value of the field ``name`` of a component, changed by the settings ``given``.
-
-    The key "" replaces the value. Any other key changes a parameter of the component in the field.
 
     Example:
         For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
@@ -194,10 +189,10 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
     """Return the new value of a field for ``value``, the setting of a user. Errors name the field by ``key``.
 
-    - If ``options`` is empty, the field holds a plain value: return ``value``.
-    - If the field is ``optional`` and ``value`` is "none" or None, return None.
-    - Otherwise return the component of ``options`` named ``value``, with default settings. Raise InvalidInput if there
-      is no such component.
+    - No ``options``: the field holds a plain value. Return ``value``.
+    - "none" or None in an ``optional`` field: return None.
+    - Otherwise return the component named ``value`` with default settings. Raise InvalidInput if there is no such
+      component.
     """
     if optional and value in (None, NONE):
         return None

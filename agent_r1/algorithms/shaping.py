@@ -23,8 +23,8 @@ CONSTANT = "all returns of its group are equal"
 class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
-    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only: it still counts in the baseline of its group.
-    All other filters remove attempts from the batch, one filter after another in the order of the fields.
+    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only, not from its group's baseline. All other
+    filters remove attempts from the batch, one filter after another in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
@@ -90,8 +90,8 @@ class SoftOverlong(Component):
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    |y| is the number of action tokens of the trajectory. R_length * ``penalty`` is added to the outcome reward. The
-    defaults of ``max_tokens`` (L_max) and ``cache_tokens`` (L_cache) are from the paper.
+    |y| is the number of action tokens, L_max ``max_tokens`` and L_cache ``cache_tokens``. R_length * ``penalty`` is
+    added to the outcome reward. The defaults are from the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
@@ -119,12 +119,12 @@ class RewardShaping(Component):
 
     length: float = Field(default=0.0, ge=0)
     """Weight of the penalty for action tokens. The trajectory with the most action tokens in its group loses this share
-    of the group's mean return. Shorter trajectories lose proportionally less. There is no penalty if the mean return is
+    of the group's mean return; shorter trajectories lose proportionally less. There is no penalty if the mean return is
     negative."""
 
     turns: float = Field(default=0.0, ge=0)
     """Weight of the penalty for turns. The trajectory with the most turns in its group loses this share of the group's
-    mean return. Trajectories with fewer turns lose proportionally less. There is no penalty if the mean return is
+    mean return; trajectories with fewer turns lose proportionally less. There is no penalty if the mean return is
     negative."""
 
     process_scale: Literal["none", "largest"] = "none"

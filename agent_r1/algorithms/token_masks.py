@@ -26,8 +26,8 @@ class TokenMask(Component, ABC):
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether the rule compares the policy before the update with the sampler's policy. If so, a forward pass before
-    the update is needed."""
+    """Whether the rule compares the policies of trainer and sampler. If so, a forward pass before the update is
+    needed."""
     needs_entropy: ClassVar[bool] = False
     """Whether the rule uses the entropy of the policy before the update. If so, a forward pass before the update is
     needed."""
@@ -102,8 +102,8 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance: Clip-Cov (arXiv:2505.22617).
 
-    The masked tokens are drawn from those with low < :func:`covariance` < high: ``share`` times the number of all
-    tokens, but at least 1. If there are fewer such tokens, all of them are masked.
+    The masked tokens are drawn from the tokens with low < :func:`covariance` < high. Their number is ``share`` times
+    the number of all tokens, but at least 1. If there are too few such tokens, all of them are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -135,10 +135,7 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617).
-
-    :func:`covariance` defines the covariance of a token. pi_old is the policy before the update.
-    """
+    """A penalty |log(pi / pi_old)| on the tokens with the largest :func:`covariance`: KL-Cov (arXiv:2505.22617)."""
 
     share: float = Field(default=2e-4, gt=0, le=1)
     """Share of the tokens that are penalized, at least one token."""
@@ -169,8 +166,8 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """If the mean of log(mu / pi) over a trajectory is above this number, its tokens with a negative advantage are
-    masked (mu: sampler's policy; pi: current policy)."""
+    """If the mean of log(mu / pi) over a trajectory is above this number (mu: sampler's policy; pi: current policy),
+    its tokens with a negative advantage are masked."""
 
     @property
     def formula(self) -> str:

@@ -21,8 +21,7 @@ Metrics = Mapping[str, Tensor]
 class StateValues:
     """One number for each state that a critic sees: a value, a target, or a loss weight.
 
-    Numbers after actions are for bootstrapping: in a truncated episode, the value after the last action estimates the
-    missing rewards.
+    Values after actions are for bootstrapping in truncated episodes.
     """
 
     before_token: Tensor
@@ -94,8 +93,7 @@ class ValueTargets:
 class TokenWeights:
     """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
 
-    The weights are divided by the denominators of the whole batch. So the loss of a batch is the sum over its
-    micro-batches, for every division into micro-batches.
+    They are divided by the denominators of the whole batch, so the loss of a batch is the sum over its micro-batches.
     """
 
     advantage: Tensor

@@ -20,8 +20,7 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 def check_context_rewriting(algorithm: Algorithm) -> None:
     """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
 
-    An observation responds to the text before it, which a rewritten context changes. Repeated text would also be
-    trained on twice.
+    An observation responds to the text before it, which a rewritten context changes.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"

@@ -1,7 +1,7 @@
 """LoRA adapters (arXiv:2106.09685), made by peft: low-rank matrices that are trained while the model itself is frozen.
 
 An adapted layer computes x W + (alpha / rank) (x A) B. W (d, e) is frozen, A (d, rank) is random, and B (rank, e) is 0
-at the beginning. Files and tensors hold A and B transposed, as usual in torch.
+at the beginning. A and B are stored transposed, as usual in torch.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    The adapter's matrices A and B are in float32, or in the model's data type if it is more precise. A is random and B
-    is 0, so the outputs of the model do not change yet.
+    A is random and B is 0, so the outputs of the model do not change yet. Both are in float32 or a more precise type.
 
     Args:
         model: the model.
         config: the rank of the adapter, and the layers that get it.
-        seed: the seed of the random numbers in A.
+        seed: the seed of A.
         base: the name or the folder of the model without the adapter, for the adapter's files.
 
     Raises:
@@ -133,9 +132,9 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights`` into the model. Raise RuntimeError if their names or shapes do not fit the model.
+    """Copy ``weights``, a result of :func:`trained_weights`, into the model.
 
-    ``weights`` is a result of :func:`trained_weights` for a model with the same architecture and adapter settings.
+    Raise RuntimeError if their names or shapes do not fit the model.
     """
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
@@ -184,8 +183,8 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    All weights are in float32 or a more precise type, because bfloat16 would round away most of A B. Weights that
-    change neither value nor type share their memory with the model.
+    All weights are in float32 or a more precise type, because bfloat16 would round away most of A B. Weights that do
+    not change are shared with the model.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -200,8 +199,7 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
 def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Write ``weights``, the result of :func:`trained_weights` for the model, to ``folder``.
 
-    If the model has an adapter, only the adapter is written, in the format of peft. Otherwise the model is written, in
-    the format of transformers.
+    An adapter is written in the format of peft, a whole model in the format of transformers.
     """
     if not has_adapter(model):
         model.save_pretrained(folder, state_dict=dict(weights))
@@ -224,10 +222,9 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter to the model in place. ``lora`` is peft's object with the settings of the adapter.
+    """Add an adapter with peft's settings ``lora`` to the model in place, in float32 or a more precise type.
 
-    Its matrices are in float32 or a more precise type. Raise ValueError if the settings select a variant of LoRA, such
-    as DoRA.
+    Raise ValueError if the settings select a variant of LoRA, such as DoRA.
     """
     peft = import_extra("peft", "lora")
     with warnings.catch_warnings():

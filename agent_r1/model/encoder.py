@@ -29,7 +29,7 @@ POOLING_FILE = Path("1_Pooling/config.json")
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """An encoder model, which converts texts to vectors, and its tokenizer.
+    """An encoder model and its tokenizer.
 
     It encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
     """
@@ -58,10 +58,9 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one float32 vector of length 1 for each text: (texts, width).
+        """Return one float32 vector of length 1 for each text: (texts, width). A text without tokens has the vector 0.
 
-        The inner product of two vectors is their cosine similarity. The vector of a text without tokens is 0. Texts of
-        similar length are encoded together; their masked padding changes vectors only by rounding errors.
+        Texts of similar length are encoded together. Their masked padding changes vectors only by rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -102,15 +101,15 @@ def load_encoder(
 
     Args:
         name: the name or the folder of the encoder.
-        pooling: how the vectors of the tokens become one vector: their mean ("mean"), the vector of the first token
-            ("cls"), or as the encoder's folder declares ("auto").
+        pooling: the vector of a text: the mean over its tokens ("mean"), the vector of the first token ("cls"), or as
+            the encoder's folder declares ("auto").
         max_tokens: the largest number of tokens that are read of a text. A smaller limit of the encoder also applies.
         batch: the number of texts that are encoded at once.
-        device: the device of the encoder, such as "cpu" or "cuda".
+        device: such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares another pooling than ``pooling``; or ``device`` is a GPU and torch sees no GPU.
+            declares another pooling; or ``device`` is a GPU and torch sees no GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")

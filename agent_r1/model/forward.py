@@ -131,13 +131,13 @@ def hidden_states(
 
     Args:
         model: a causal language model, with or without its head.
-        ids: (B, T) tokens. Pad each row on the right: with causal attention, no token then attends to padding.
-        positions: (B, T) position of each token. Default: S .. S + T - 1 after a ``prefix`` of S tokens.
+        ids: (B, T) tokens. Pad rows on the right: with causal attention, no token then attends to padding.
+        positions: (B, T) positions. Default: S .. S + T - 1 after a ``prefix`` of S tokens.
         subtree_end: (B, T) the index after the last token of each token's subtree, if each row holds trees of tokens in
             depth-first order. A token attends to itself and to the tokens above it. Default: causal attention.
         prefix: the keys and values of S tokens before each row, to which all tokens attend.
-        images: the images in ``ids``. They also determine the positions if each token of the model has three positions.
-        added: (B, T, H) a vector that is added to the embedding of each token.
+        images: the images in ``ids``. They also determine the positions if each token has three positions.
+        added: (B, T, H) vectors that are added to the token embeddings.
     """
     backbone, tokens = backbone_of(model), ids.shape[1]
     decoder = text_decoder(backbone)
@@ -205,8 +205,8 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities of the targets, entropies) for N positions.
 
-    ``hidden`` (N, H) holds the hidden state that predicts the token at each position. ``targets`` is (N,), or (N, m)
-    with m tokens per position. The log-probabilities have this shape, and are computed as in :func:`token_logprobs`.
+    ``hidden`` (N, H) holds the hidden states that predict the positions. ``targets`` is (N,), or (N, m) with m tokens
+    per position. The log-probabilities have this shape, and are computed as in :func:`token_logprobs`.
 
     The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass can run
     only once.
@@ -263,11 +263,8 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    If so, several branches of a trajectory can share their common prefix in one sequence. Models with sliding windows
-    or recurrent layers do not support this.
-
-    The test: two branches of one token each follow a prefix of two tokens. The hidden state of the second branch must
-    be the same with and without the first branch.
+    If so, several branches of a trajectory can share their common prefix in one sequence. In a test with two branches
+    of one token, the hidden state of the second branch must not depend on the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window

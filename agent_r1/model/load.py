@@ -42,11 +42,9 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
-    ``dtype`` is the data type of the loaded weights. If ``name`` is a LoRA adapter, its base model is returned with the
-    adapter.
-
-    The model stays in eval mode (without dropout) in training, so that trainer and engine compute the same
-    probabilities. Weights are read only from safetensors files, because loading a pickle can run code.
+    ``dtype`` is the data type of the weights. If ``name`` is a LoRA adapter, its base model is returned with the
+    adapter. The model has no dropout, also in training, so that trainer and engine compute the same probabilities.
+    Weights are read only from safetensors files, because loading a pickle can run code.
 
     Raises:
         InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
@@ -183,8 +181,7 @@ def _find_base(folder: Path) -> Path | None:
 def _check_declared_sizes(folder: Path, name: str) -> None:
     """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
 
-    Without this check, transformers would allocate memory for this size. ``name`` is the name of the model in the
-    error.
+    Otherwise transformers would allocate memory for this size.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -201,7 +198,7 @@ def _check_declared_sizes(folder: Path, name: str) -> None:
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
     """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
 
-    The message begins with ``kind``, such as "model" or "adapter", and contains ``name``, the name of the model.
+    The message begins with ``kind``, such as "model", and contains ``name``.
     """
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):

@@ -39,8 +39,7 @@ def is_onednn_faster() -> bool:
 def use_onednn(model: nn.Module) -> None:
     """Let oneDNN compute the products of the model's linear layers, forward and backward, if oneDNN is faster.
 
-    Only layers in float32 on a CPU change, and only in models with at least ``SMALL_MODEL`` parameters. Weights and
-    their names stay the same.
+    Only layers in float32 on a CPU change, and only in models with at least ``SMALL_MODEL`` parameters.
     """
     if not is_onednn_faster() or sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL:
         return
@@ -117,8 +116,8 @@ def pad_rows(rows: Tensor) -> Tensor:
 def padded_length(rows: int) -> int:
     """Return the number of rows after padding: the smallest of 8, 16, .. 128, 144, .. 256, 288, .. >= ``rows``.
 
-    oneDNN compiles a kernel for each shape, and never frees it. Without padding, a process that trains SmolLM2-135M
-    holds 20 GB after 9 optimizer steps. With more than 64 rows, padding is less than an eighth of the result.
+    oneDNN compiles a kernel for each shape, and never frees it. Without padding, training SmolLM2-135M takes 20 GB
+    after 9 optimizer steps.
     """
     step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step

@@ -34,7 +34,7 @@ class PassShape:
 
     Attributes:
         settings: the model's configuration as JSON.
-        checkpointing: whether activation checkpointing is on: layers keep only their inputs in the forward pass.
+        checkpointing: whether activation checkpointing is on.
         with_critic: whether the pass also trains a critic, which has the size of the model.
         with_mask: whether sequences can hold branches with a common prefix, so that attention needs a mask.
         lora: the adapter that the pass trains; with rank 0, all weights are trained.

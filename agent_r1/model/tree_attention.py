@@ -1,11 +1,11 @@
 """Attention over trees of tokens, computed part by part, without the scores that a mask would hide.
 
-A tree of tokens in depth-first order consists of chains. In a chain, every token except the last has one child: the
-next token. A token attends to the earlier tokens of its own chain, and to all tokens of the chains above.
+A tree of tokens in depth-first order consists of chains: every token of a chain except the last has one child, the next
+token. A token attends to the earlier tokens of its own chain, and to all tokens of the chains above.
 
 So there are two kinds of parts: the tokens of a chain attend to this chain, and all descendants of a chain attend to
-the chain. The tokens of a part are contiguous, so that torch's attention kernel can compute the part. The kernel also
-returns the logarithm of the sum of exp(score), with which the results of the parts are combined exactly.
+the chain. torch's attention kernel computes each part, because its tokens are contiguous. The kernel also returns the
+logarithm of the sum of exp(score), with which the results of the parts are combined exactly.
 
 Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, K key-value heads, D head size.
 """
@@ -36,11 +36,9 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 class AttentionPart:
     """The attention of some tokens, the queries, to some tokens, the keys.
 
-    The T tokens of a sequence can follow S earlier tokens, whose keys and values are already known.
-
     Attributes:
-        queries: the indices of the queries among the T tokens.
-        keys: the indices of the keys among all S + T tokens.
+        queries: the indices of the queries among the T tokens of a sequence.
+        keys: the indices of the keys among S earlier tokens and the T tokens.
         is_causal: whether a query attends only to its own token and earlier tokens.
         mask: (1, 1, queries, keys) the mask that is added to the scores, or None.
     """
@@ -112,8 +110,8 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 class _TreeAttention(torch.autograd.Function):
     """The attention over trees of tokens, part by part: (B, H, T, D).
 
-    The queries (B, H, T, D) belong to the T tokens in the trees. The keys and values (B, H, S + T, D) belong to the S
-    tokens before the trees, and then to the T tokens.
+    The queries (B, H, T, D) are of the T tokens in the trees. The keys and values (B, H, S + T, D) are also of the S
+    tokens before the trees.
     """
 
     @staticmethod

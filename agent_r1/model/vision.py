@@ -91,7 +91,6 @@ class Pixels:
         """The number of positions that the image takes up, minus its number of features: 0 or negative.
 
         With three positions per token, an image with h rows and w columns of features takes up max(h, w) positions.
-        Otherwise each feature takes up one.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -257,9 +256,9 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
 
     Args:
         index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
-        images: the images of the pass, in the order of their features.
-        first: (B,) the position of the first token of each row. If this token is inside an image, the position that it
-            would have if the image were text.
+        images: the images, in the order of their features.
+        first: (B,) the position of the first token of each row. If the token is inside an image, its position as if the
+            image were text.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

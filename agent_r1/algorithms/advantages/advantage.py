@@ -13,12 +13,9 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """Base class of advantage estimators.
+    """Base class of advantage estimators: one number per token, how much better an action was than expected.
 
-    An estimator computes one number per token: how much better an action was than expected.
-
-    Usually the batch holds action tokens only. It also holds observation tokens if the algorithm's ``masks.advantage``
-    or ``masks.loss`` is off.
+    The batch holds action tokens only, unless the algorithm's ``masks.advantage`` or ``masks.loss`` is off.
     """
 
     name: str = ""
@@ -29,8 +26,8 @@ class Advantage(Component, ABC):
     """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch also affect
     advantages."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage depends on the sum of all rewards. If not, reward shaping and a KL penalty in the reward
-    have no effect."""
+    """Whether the advantage depends on the sum of all rewards. If not, shaping and a KL penalty in the reward have no
+    effect."""
 
     uses_policy: ClassVar[bool] = False
     """Whether the advantage depends on log pi of the policy before the update. If so, stale samples need an extra

@@ -72,10 +72,9 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return the critic's targets and weights for all states.
 
-        ``target`` and ``weight`` (N,) are for the states before tokens. Added for the state after each of the S
-        actions:
+        ``target`` and ``weight`` (N,) are for the states before tokens. For the states after the S actions:
 
-        - Target: the return of the next turn, from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
+        - Target: the next turn's return from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
         - Weight: 0 after the last turn of a truncated trajectory, whose target is not known. All other weights are
           equal, and sum to 1. If ``bootstrap`` is off, all weights are 0.
         """
@@ -171,14 +170,13 @@ class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
     GAE over turns computes an advantage A of each turn. The last token of the turn then gets the reward V + A, with the
-    critic's value V before the turn. All other tokens get 0. With these rewards, GAE over the tokens of each turn
-    computes the token advantages.
+    critic's value V before the turn. All other tokens get 0. GAE over the tokens of each turn uses these rewards.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"
 
     turn_gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per turn. ``gamma`` is the discount per token."""
+    """Discount per turn; ``gamma`` is per token."""
 
     @property
     def formula(self) -> str:

@@ -103,10 +103,9 @@ class GroupRelative(Advantage):
 class BestOfK(Advantage):
     """The advantage of an attempt: how much it raises the best return of a set of k attempts, on average.
 
-    The mean is over all sets of k attempts of the group. A set without the attempt counts as 0.
-
-    If k is the size of the group, the best attempt has the advantage R - second best R, and all others 0
-    (arXiv:2503.19595; ``grpo_passk`` in verl). For a smaller k, see PKPO (arXiv:2505.15201, equation 33).
+    The mean is over all sets of k attempts of the group. A set without the attempt counts as 0. This is PKPO
+    (arXiv:2505.15201, equation 33). If k is the size of the group, the best attempt has the advantage R - second best
+    R, and all others 0 (arXiv:2503.19595; ``grpo_passk`` in verl).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
@@ -159,8 +158,7 @@ class SeparateRewards(Advantage):
     """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
     R_k is the sum of the trajectory's rewards named k. Both functions scale to mean 0 and standard deviation 1:
-    standardize over the group, whiten over all trajectories of the batch. So a reward with a large variance does not
-    hide the others.
+    standardize over the group, whiten over all trajectories of the batch.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"

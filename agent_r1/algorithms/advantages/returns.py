@@ -18,7 +18,7 @@ from agent_r1.data.batch import TrainingBatch
 class TokenReturns(Advantage):
     """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of token t: REINFORCE++ (arXiv:2501.03262).
 
-    r_k is the reward of token k. whiten scales to mean 0 and standard deviation 1 over the tokens of the batch.
+    r_k is the reward of token k. whiten scales to mean 0 and standard deviation 1 over the batch's tokens.
     """
 
     name: Literal["token_returns"] = "token_returns"
@@ -38,8 +38,8 @@ class TokenReturns(Advantage):
 class TurnReturns(Advantage):
     """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of turn t, as in Agent-R1 (arXiv:2511.14460).
 
-    r_k is the reward of turn k. whiten scales to mean 0 and standard deviation 1 over the turns of the batch. The
-    estimator is REINFORCE (Williams 1992) over turns.
+    r_k is the reward of turn k. whiten scales to mean 0 and standard deviation 1 over the batch's turns. This is
+    REINFORCE (Williams 1992) over turns.
     """
 
     name: Literal["turn_returns"] = "turn_returns"
@@ -78,9 +78,8 @@ class Success(Advantage):
 class Teacher(Advantage):
     """The advantage A = log pi_teacher - log pi_old of each token: on-policy distillation (arXiv:2306.13649).
 
-    pi_old is the policy before the update, which can differ from the policy that sampled the token.
-
-    -A is the estimate k1 of KL(pi_old || pi_teacher). As a term of the loss, k1 would have an expected gradient of 0.
+    pi_old is the policy before the update. -A is the estimate k1 of KL(pi_old || pi_teacher). As a term of the loss, k1
+    would have an expected gradient of 0.
     """
 
     name: Literal["teacher"] = "teacher"

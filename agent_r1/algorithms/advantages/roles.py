@@ -18,8 +18,7 @@ from agent_r1.data.batch import TrainingBatch
 class AgainstRole(Advantage):
     """The advantage A = R - b(role): role-conditioned advantage estimation (RAE) of SPIRAL (arXiv:2506.24119).
 
-    R is the return. b(role) is a running mean of the returns of earlier trajectories with this role. Each role has its
-    own mean, because one role can be easier than another.
+    R is the return. b(role) is a running mean of the returns of earlier trajectories with this role.
     """
 
     name: Literal["against_role"] = "against_role"
@@ -45,8 +44,8 @@ class AgainstRole(Advantage):
 
         Args:
             baselines: The running mean of each role before the batch.
-            roles: The role of each of the M trajectories.
-            returns: (M,) The return of each trajectory.
+            roles: The role of each trajectory.
+            returns: (M,)
         """
         present, seen = dict(baselines), list[float]()
         for role, earned in zip(roles, returns.tolist(), strict=True):

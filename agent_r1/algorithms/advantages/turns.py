@@ -53,8 +53,7 @@ class TurnAndOutcome(TurnRelative):
     - A turn without a tool, in a trajectory with tool use: A(outcome reward).
     - A turn of a trajectory without tool use: A(return).
 
-    A(x) is (x - mean x) / std x over the group. x is one number per trajectory. The process rewards of a trajectory are
-    summed.
+    A(x) is (x - mean x) / std x over the trajectories of the group. The process rewards of a trajectory are summed.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
@@ -117,8 +116,8 @@ class SameState(TurnRelative):
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether R - mean R and G - mean G are also divided by standard deviations. R is the return of a trajectory, and G
-    the discounted return from a turn on."""
+    """Whether R - mean R and G - mean G are also divided by standard deviations. R is the return, and G the discounted
+    return from a turn on."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
     """How often a trajectory's return counts in the mean return of the group. trajectories: once. turns: once per turn,
@@ -150,8 +149,8 @@ class SameHistory(TurnRelative):
     """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
 
     G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, over the turns of the group with the
-    same last k states as turn t. The last state is the state just before the turn. std has no Bessel correction. The
-    computation follows verl-agent.
+    same last k states as turn t. The last state is the state just before the turn. std has no Bessel correction, as in
+    verl-agent.
 
     The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all compared turns have equal G.
     """
@@ -159,8 +158,8 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """A turn is compared with the turns of its group that have the same last k states, for each k from 1 to history +
-    1. The last of these states is the state just before the turn."""
+    """A turn is compared with the turns of its group that have the same last k states, for k = 1 .. history + 1. The
+    last state is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
     """Exponent in (k + 1)^alpha, the weight of the comparison among turns with the same last k states."""
