@@ -64,9 +64,7 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player a question, and return the text of the answer.
-
-        Texts that were given to :meth:`tell` are put before the question.
+        """Ask the player a question, after the texts that were given to :meth:`tell`. Return the text of the answer.
 
         Raises:
             PlayerDropped: the player's attempt has ended.
@@ -92,14 +90,8 @@ class Match:
     """One match of a game. A match is one episode for each of its players.
 
     The caller must open and close each environment in ``players`` once. If the game raises an exception, takes longer
-    than ``seconds``, or does not return one finite score per player, the episodes of all players fail.
-
-    Args:
-        game: a function that plays the task and returns the score of each player.
-        task: the task that is played.
-        seed: determines the random numbers of the game.
-        players: the number of players.
-        seconds: the time limit of the match.
+    than ``seconds``, or does not return one finite score per player, the episodes of all players fail. ``seed``
+    determines the random numbers of the game.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:

@@ -24,10 +24,9 @@ class NaiveRag:
     Args:
         retrieve: the search tool of the agent with which this baseline is compared. ``query`` must be its only required
             argument.
-        system: a system message that replaces the system message of the task, if it is not None.
-        examples: messages that follow the system message in every prompt.
-        max_output: the largest number of characters of the passages in the prompt. Use the value of the agent's
-            ToolEnv.
+        system: a system message that replaces the task's system message, if it is not None.
+        examples: messages after the system message in every prompt.
+        max_output: the largest number of characters of the passages, as in the agent's ToolEnv.
 
     Raises:
         InvalidInput: if ``query`` is not the only required argument of the tool.

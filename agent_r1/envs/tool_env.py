@@ -35,33 +35,33 @@ It is called for every call that has a result.
 """
 
 MAX_OUTPUT = 2000
-"""The default limit on the number of characters that an agent sees of a tool's output."""
+"""The default limit on the characters that an agent sees of a tool's output."""
 
 
 class ToolEnv:
-    """The environment of an agent that calls tools, for at most ``max_turns`` actions.
+    """The environment of an agent that calls tools.
 
     An action without calls ends the episode (terminal). Otherwise the calls run concurrently, and their results become
-    tool messages in the order of the calls. If a call is malformed, names an unknown tool or has wrong arguments, its
-    result is an explanation, and the episode continues. After ``max_turns`` actions the episode is truncated. The calls
-    of the last action are not run.
+    tool messages in the order of the calls. A call that is malformed, names an unknown tool or has wrong arguments gets
+    an explanation as its result. After ``max_turns`` actions the episode is truncated. The calls of the last action are
+    not run.
 
     Rewards exist for calls, for turns and for the trajectory. Rewards on different levels must have different names.
 
     Args:
-        tools: tools, or plain functions, which are converted with :func:`tool`.
+        tools: tools, or plain functions, which :func:`tool` converts.
         rewards: sync or async functions ``(trajectory, task)`` that return a number or a mapping of names to numbers.
-        system: a system message that replaces the system message of the task, if it is not None.
-        examples: messages that follow the system message in every prompt, such as a solved task with its calls and
-            results. The policy is never trained on the examples.
+        system: a system message that replaces the task's system message, if it is not None.
+        examples: messages after the system message in every prompt, such as a solved task. The policy is never trained
+            on the examples.
         max_output: the largest number of characters that the agent sees of a tool's output.
-        timeout: the time limit of a call in seconds, for each tool without its own time limit.
-        turn_rewards: a sync function that returns process rewards for an action as a whole. If the function raises or
-            returns a number that is not finite, the episode fails.
-        call_rewards: a sync function that returns process rewards for one call and its result. If the call is wrong or
-            fails, ``result.ok`` is False. The episode fails in the same cases as with ``turn_rewards``.
-        sandbox: the sandbox in which tools run code of the policy, or the text ``"none: .."`` with a reason if the code
-            is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
+        timeout: the time limit of a call in seconds, for tools without their own time limit.
+        turn_rewards: a sync function that returns process rewards for an action. If the function raises or returns a
+            number that is not finite, the episode fails.
+        call_rewards: a sync function that returns process rewards for one call. If the call is wrong or fails,
+            ``result.ok`` is False. The episode fails in the same cases as with ``turn_rewards``.
+        sandbox: the sandbox in which tools run code of the policy, or ``"none: .."`` with a reason if the code is not
+            isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.

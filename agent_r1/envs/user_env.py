@@ -86,13 +86,7 @@ class UserEnv:
 
 @dataclass(slots=True)
 class UserEpisode:
-    """One attempt in which the policy talks to a user.
-
-    Attributes:
-        tool_episode: the :class:`ToolEpisode` that runs the tool calls.
-        start: the opening messages of the episode.
-        messages: the conversation so far.
-    """
+    """One attempt in which the policy talks to a user. ``messages`` is the conversation so far."""
 
     env: UserEnv
     task: Task
@@ -136,13 +130,11 @@ NUDGE = "(You said nothing. Please answer.)"
 
 @dataclass(frozen=True, slots=True)
 class ModelUser:
-    """A user simulated by a model.
+    """A user simulated by a model, which plays the assistant in a conversation of its own.
 
-    The model plays the assistant in a conversation of its own. In this conversation, the persona is the system message,
-    and the agent's messages are user messages. The model does not see the agent's reasoning, tool calls and results of
-    tools.
-
-    The conversation ends if a reply contains ``farewell``, or after two empty replies in a row.
+    In this conversation, the persona is the system message, and the agent's messages are user messages. The model does
+    not see the agent's reasoning, tool calls and results of tools. The agent's conversation ends after two empty
+    replies in a row.
 
     Attributes:
         persona: returns the system message for a task: who the user is and what the user wants.

@@ -22,7 +22,7 @@ MAX_TEMPLATE = 200_000
 """The largest number of characters of a template. The templates of current models have up to 30,000 characters."""
 
 KEPT_TEXTS = 512
-"""The number of rendered conversations that a template caches."""
+"""The largest number of rendered conversations that a template caches."""
 
 KEPT_CHARACTERS = 16_384
 """The largest number of characters of a conversation, as JSON, whose rendered text is cached."""

@@ -79,13 +79,13 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return the marked text of a rendered text."""
+        """Return ``text``, which a chat template wrote, with a mark in place of each image."""
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return the rendered text of a marked text, with one placeholder for each image."""
+        """Return the text that the chat template wrote: ``marked`` with a placeholder in place of each mark."""
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(
@@ -94,8 +94,8 @@ class PromptEncoder:
         """Return a prompt with the text of the whole conversation, but only the tokens of ``end``.
 
         Args:
-            marked: the marked text of the whole conversation.
-            end: the last part of the rendered text, with one placeholder for each image.
+            marked: the text of the whole conversation, with a mark in place of each image.
+            end: the last part of the text, with a placeholder in place of each mark.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 

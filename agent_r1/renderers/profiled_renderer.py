@@ -1,3 +1,5 @@
+"""A renderer that measures the time of another renderer."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ class RenderedPrompt:
 
 
 class ImageExpander(Protocol):
-    """An object that knows which tokens stand for an image in a prompt.
+    """A converter of images to the placeholder tokens of a prompt.
 
     Attributes:
         placeholder: the special token that stands for an image. A chat template writes it once per image.

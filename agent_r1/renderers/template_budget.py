@@ -107,7 +107,7 @@ class Budget:
         return _traverse(value, self.limit_steps, characters=0)
 
     def allow_operation(self, operator: str, left: Any, right: Any) -> None:
-        """Spend the cost of an operation with two operands, before the operation runs.
+        """Subtract the cost of an operation with two operands from the budget, before the operation runs.
 
         Raises:
             BudgetExceeded: the cost of the operation is larger than the remaining budget.

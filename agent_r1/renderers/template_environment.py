@@ -106,8 +106,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a safe form of the method ``format`` or ``format_map`` of a text; None for any other object.
 
-        The safe ``format`` spends the size of each formatted value, and raises SecurityError for a format with a large
-        width, such as ``{:9999}``. The safe ``format_map`` always raises SecurityError.
+        The safe ``format`` subtracts the size of each formatted value from the budget, and raises SecurityError for a
+        large width, such as ``{:9999}``. The safe ``format_map`` always raises SecurityError.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -124,7 +124,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the filter ``function`` with a limit: each call spends its cost and the size of its result."""
+        """Return a filter that subtracts its cost and the size of its result from the budget."""
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
@@ -141,7 +141,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the jinja2 test ``function`` with a limit: each call spends one pass over its arguments."""
+        """Return a jinja2 test that subtracts the cost of one pass over its arguments from the budget."""
 
         def counted(*args: Any) -> Any:
             for value in args:
@@ -185,7 +185,7 @@ _SCANNED = "agent_r1_scanned"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CountedIterable:
-    """An iterable of a template. Each item costs ``steps`` steps."""
+    """An iterable that subtracts ``steps`` steps from the budget for each item."""
 
     _iterable: Any
     _budget: Budget
@@ -215,7 +215,7 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a container, and spend one step for each value in the container and in inner containers."""
+    """Return a container, and subtract one step for each value in the container and in inner containers."""
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -259,7 +259,10 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return a concatenation, text or literal with a filter that spends its size, and any other node unchanged."""
+    """Return a concatenation, text or literal with a filter that subtracts its size from the budget.
+
+    A node of any other kind is returned unchanged.
+    """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):

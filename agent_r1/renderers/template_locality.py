@@ -267,7 +267,7 @@ def _has_iterator(node: nodes.Node) -> bool:
 
 
 def _iterated(node: nodes.Node) -> nodes.Node:
-    """Return ``tools`` for ``tools | select | reverse``, without filters that only select or reorder items."""
+    """Return ``node`` without outer filters that only select or reorder items: ``tools`` for ``tools | reverse``."""
     while isinstance(node, nodes.Filter) and node.name in _ITERATORS - {"map"} and node.node is not None:
         node = node.node
     return node

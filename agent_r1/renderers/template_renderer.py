@@ -281,7 +281,7 @@ class TemplateRenderer:
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest), or (None, text) if the template renders no reasoning and the prompt opened none."""
+        """Return (reasoning, rest), or (None, text) if the template renders no reasoning and ``opened`` is False."""
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:

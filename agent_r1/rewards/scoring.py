@@ -40,10 +40,8 @@ class FunctionScorer:
     finite number. If two functions return a reward of the same name, this reward is Unscored. A function that runs code
     written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
 
-    Attributes:
-        functions: the functions by the name of their reward, such as ``{"em": exact_match}``. If a function returns a
-            mapping, the keys of the mapping are the names of its rewards.
-        timeout: the time limit of one function call, in seconds.
+    ``functions`` has the name of each reward as key. If a function returns a mapping, the keys of the mapping are the
+    names of its rewards.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
@@ -85,8 +83,7 @@ class FunctionScorer:
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
     """Return the functions by their names, such as ``{"exact_match": exact_match}``.
 
-    Raises InvalidInput if two functions have the same name, or if an element is a lambda or a callable object that is
-    not a function.
+    Raises InvalidInput if two functions have the same name, or if an element is a lambda or no function.
     """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:

@@ -12,12 +12,11 @@ from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Un
 
 @dataclass(frozen=True, slots=True)
 class ShuffledScorer:
-    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
+    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task. A policy can learn nothing from
+    them.
 
-    The mean and the spread of the rewards in a group stay the same, but a policy can learn nothing from the rewards.
-
-    A reward with one number per turn becomes the sum of its numbers. The order depends only on the task and the group,
-    so several such scorers shuffle a group in the same way.
+    The mean and the spread of the rewards in a group stay the same. A reward with one number per turn becomes the sum
+    of its numbers. Several such scorers shuffle a group in the same way.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

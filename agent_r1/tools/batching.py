@@ -49,11 +49,7 @@ class CallBatcher:
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
         """Add a call to the next batch. Return the outcome of the call when this batch has run.
 
-        Args:
-            arguments: the keyword arguments of the call.
-            order: the sort key of the call within its batch.
-            timeout: the time limit of the call in seconds. The time limit of a batch is the largest time limit of its
-                calls, and begins when the batch begins.
+        A batch is sorted by ``order``. Its time limit is the largest ``timeout`` of its calls, in seconds.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())

@@ -13,11 +13,7 @@ _ENTRY = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """A parsed docstring.
-
-    Attributes:
-        summary: the text before the first section.
-        arguments: the description of each argument, by name.
+    """A parsed docstring: the text before the first section, and the description of each argument.
 
     Example:
         Docstring("Look passages up.", {"query": "the text to look for."})

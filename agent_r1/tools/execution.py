@@ -53,8 +53,8 @@ class CallFailure:
 
     Attributes:
         reason: the exception in one line, such as ``ValueError: no such page``.
-        location: the innermost line of the user's own code in the traceback, such as `` (env.py:12, in find)``; "" if
-            there is no such line. The policy does not see the location.
+        location: the innermost line of the user's own code in the traceback, such as `` (env.py:12, in find)``, or "".
+            The policy does not see the location.
     """
 
     reason: str

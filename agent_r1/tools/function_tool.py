@@ -44,10 +44,10 @@ class Tool:
 
     Attributes:
         spec: the name, description and parameters that the policy sees.
-        function: performs the action of a call. It is not used if the tool has a batcher.
+        function: performs the action of a call, if the tool has no batcher.
         signature: validates the arguments of a call.
         timeout: the time limit of a call in seconds; None to use the limit of the environment.
-        batcher: executes the calls in batches; None to execute each call on its own.
+        batcher: executes the calls in batches.
         sandbox: the isolation under which the tool runs code written by the policy; None if the tool runs no such code.
     """
 
@@ -130,12 +130,12 @@ def tool(
         function: the function that performs the action.
         name: the name of the tool (default: the name of the function).
         timeout: the time limit of one call in seconds (default: the limit of the environment).
-        batch: a sync or async function that executes several waiting calls together, also of different episodes. It
-            takes a list with the keyword arguments of each call, and returns a list with the result of each call in the
-            same order. The decorated function is then never called. If a batch raises an exception, its calls are
-            executed one by one. If a batch exceeds its time limit, all its calls fail.
-        sandbox: the sandbox in which the tool runs code written by the policy, or the text ``"none: .."`` with a reason
-            if such code is not isolated. Leave it out if the tool runs no such code.
+        batch: a sync or async function that executes the waiting calls of all episodes together. It takes a list with
+            the keyword arguments of each call, and returns a list with the results in the same order. The decorated
+            function is then never called. If a batch raises an exception, its calls are executed one by one. If a batch
+            exceeds its time limit, all its calls fail.
+        sandbox: the sandbox in which the tool runs code written by the policy, or ``"none: .."`` with a reason if such
+            code is not isolated. Leave it out if the tool runs no such code.
 
     Raises:
         InvalidInput: if the name, the time limit or the sandbox is not valid; if the docstring has no description; or

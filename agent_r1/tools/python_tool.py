@@ -23,8 +23,7 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
     """Return a tool named ``python`` that runs code and shows its output. Variables of the code stay for later calls.
 
     Each episode has variables of its own. The field ``data`` of a call's ToolResult is the :class:`ExecutionResult`. If
-    the code times out, crashes or prints too much, the call fails with an explanation, and the next call starts a fresh
-    interpreter.
+    the code times out, crashes or prints too much, the call fails, and the next call starts a fresh interpreter.
 
     Args:
         sandbox: a sandbox, or the configuration of a sandbox; None for the default configuration.

@@ -52,7 +52,7 @@ class FunctionSignature:
     Attributes:
         model: a pydantic model that validates the arguments. Its fields are named p0, p1, .., because pydantic does not
             accept every name. The alias of a field is the name of the parameter.
-        names: the names of the parameters that the policy fills in, in the order of the fields of ``model``.
+        names: the parameters that the policy fills in, in the order of the fields of ``model``.
         injected: the types of the other parameters (Task, RolloutContext or Resources), by name.
         schema: the JSON schema of the parameters in ``names``.
     """

@@ -113,7 +113,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Return an attribute of a module from ``module:attribute``.
+    """Import a module, and return the attribute that ``module:attribute`` names.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)

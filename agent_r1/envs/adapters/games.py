@@ -28,7 +28,7 @@ class Observation:
         text: the text that the policy sees.
         reward: the reward of the action.
         end: how the game ended; None if the game continues.
-        valid: False if the policy's text was not an action. The state of the game has then not changed.
+        valid: False if the policy's text was not an action. The game has then not changed.
 
     Example:
         Observation("The target number is higher.", reward=0.0)
@@ -69,7 +69,6 @@ class GameEnv:
         package: a module that is imported once, before the processes are forked.
         game: ``module:class`` of a :class:`Game`.
         keywords: the keyword arguments of the class, as JSON values.
-        max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds.
     """
 

@@ -103,7 +103,7 @@ class OpenEnv:
             return OpenEnvEpisode(self, client, start, stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Connect to the server, reset its environment with ``arguments``, and return (client, result of the reset).
+        """Connect to the server, reset its environment, and return (client, result of the reset).
 
         If the server has no free session, try again until the time limit. Closing ``stack`` closes the client.
         """

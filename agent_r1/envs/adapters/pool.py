@@ -27,7 +27,7 @@ class WorkerPool:
     Args:
         package: a module that is imported once, before the processes are forked.
         name: ``module:class`` of the objects.
-        seconds: the time limit for creating an object, and also for each call.
+        seconds: the time limit of each call, and also for creating an object.
 
     Example:
         pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)

@@ -74,7 +74,7 @@ class WorkerProcess:
             raise
 
     async def kill(self) -> None:
-        """Kill the process and the processes that it started. Do nothing if the process was already killed."""
+        """Kill the process, if it still runs, and the processes that it started."""
         pid, self._pid = self._pid, 0
         self._disconnect()
         if pid:
@@ -112,9 +112,8 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 
 
 def unwrap(outcome: CallOutcome, action: str) -> Any:
-    """Return the value of the outcome of a call. Raise AgentR1Error if the call failed or timed out.
-
-    ``action`` names the call in the error, such as "scoring".
+    """Return the value of the outcome of a call. Raise AgentR1Error, which names ``action``, if the call failed or
+    timed out.
     """
     if isinstance(outcome, ReturnValue):
         return outcome.value

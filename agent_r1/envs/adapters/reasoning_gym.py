@@ -41,9 +41,6 @@ def reasoning_gym_tasks(
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.
-        train: the number of training tasks.
-        test: the number of test tasks.
-        seed: the seed of the dataset.
         options: options of the dataset, e.g. ``{"max_terms": 2}``.
         instruction: the system message. It must request the tags that :func:`reasoning_gym_score` reads.
         run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by

@@ -19,22 +19,21 @@ Opponent = Callable[[str, random.Random], str]
 
 RANDOM_MOVE = "agent_r1.envs.adapters.textarena:random_move"
 MAX_OPPONENT_MOVES = 1000
-"""The largest number of actions that the opponent makes in a row."""
+"""The largest number of the opponent's actions in a row."""
 
 
 class TextArena:
     """The environment and the tasks of a TextArena game.
 
-    After each action the policy sees only the new messages of the game. The reward is given at the end of the game. In
-    most games, the reward is 1 for a win, 0 for a draw, and -1 for a loss or for too many invalid actions.
+    After each action the policy sees only the new messages of the game. The reward is given at the end of the game, in
+    most games 1 for a win, 0 for a draw, and -1 for a loss or for too many invalid actions.
 
     Args:
-        game: the id of the game without the suffix of a wrapper, such as ``GuessTheNumber-v0`` (not
-            ``GuessTheNumber-v0-raw``).
+        game: the id of the game without the suffix of a wrapper: ``GuessTheNumber-v0``, not ``GuessTheNumber-v0-raw``.
         options: arguments of the game's constructor, e.g. ``{"max_number": 8}``.
-        opponent: ``module:function`` of an :data:`Opponent`, for games with two players. By default, the opponent makes
-            a random move among the moves that the game lists. The policy is player 0.
-        max_turns: the largest number of actions per episode. The game can end the episode earlier.
+        opponent: ``module:function`` of an :data:`Opponent`, for games with two players. The default is a random move
+            among the moves that the game lists. The policy is player 0.
+        max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds, including the actions of the opponent.
 
     Raises:

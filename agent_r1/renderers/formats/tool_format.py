@@ -106,21 +106,22 @@ class ToolFormat(ABC):
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
         """Return a function that says whether an action may be complete, to save calls of :meth:`is_complete`.
 
-        Each time a stop string occurs in the sampled text, the function gets the text that is new since the previous
+        Each time a stop string occurs in the sampled text, the function gets the text that is new since its previous
         call. If the function returns False, the action is not complete. The default function always returns True.
 
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: the number of thoughts at the beginning of the action that :meth:`parse` does not get.
+            thoughts: the number of thoughts at the beginning of the action that are removed before :meth:`parse` is
+                called.
         """
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that chat templates of this format expect.
 
-        Each message of the assistant becomes one dictionary. Messages before an action and messages after the action
-        must not change the dictionaries of each other.
+        Each message of the assistant becomes one dictionary. The dictionaries before an action must not depend on the
+        action or on later messages. The dictionaries after an action must not depend on the messages before the action.
         """
         return [to_openai(message) for message in messages]
 
