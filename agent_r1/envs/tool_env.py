@@ -25,13 +25,13 @@ from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, u
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
 """A function that returns process rewards, by name, for an action and the results of its calls.
 
-It is called for every action. The results are () if no call was run.
+The function is called for every action. The results are () if no call was run.
 """
 
 CallRewards = Callable[[ToolCall, ToolResult], Mapping[str, float]]
 """A function that returns process rewards, by name, for a call and its result.
 
-It is called for every call that has a result.
+The function is called for every call that has a result.
 """
 
 MAX_OUTPUT = 2000
@@ -46,7 +46,8 @@ class ToolEnv:
     an explanation as its result. After ``max_turns`` actions the episode is truncated. The calls of the last action are
     not run.
 
-    Rewards exist for calls, for turns and for the trajectory. Rewards on different levels must have different names.
+    Rewards exist on three levels: calls, turns and the trajectory. Rewards on different levels must have different
+    names.
 
     Args:
         tools: tools, or plain functions, which :func:`tool` converts.

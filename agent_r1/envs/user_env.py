@@ -133,7 +133,7 @@ class ModelUser:
     """A user simulated by a model, which plays the assistant in a conversation of its own.
 
     In this conversation, the persona is the system message, and the agent's messages are user messages. The model does
-    not see the agent's reasoning, tool calls and results of tools. The agent's conversation ends after two empty
+    not see the agent's reasoning, its tool calls or their results. The agent's conversation ends after two empty
     replies in a row.
 
     Attributes:

@@ -25,7 +25,7 @@ KEPT_TEXTS = 512
 """The largest number of rendered conversations that a template caches."""
 
 KEPT_CHARACTERS = 16_384
-"""The largest number of characters of a conversation, as JSON, whose rendered text is cached."""
+"""Only rendered texts of conversations with at most this number of characters, as JSON, are cached."""
 
 
 def apply_chat_template(
@@ -142,5 +142,5 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return a replacement for a value that JSON cannot represent, with no methods that a template could call."""
+    """Return a dictionary for a mapping, and the name of the type for any other value that JSON cannot represent."""
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

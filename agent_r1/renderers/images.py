@@ -57,7 +57,7 @@ class PromptEncoder:
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
-        """Return a message for a chat template. A content with marks of images becomes a list of texts and images.
+        """Return a message for a chat template. If its content has marks of images, the content becomes a list.
 
         With ``always``, any content becomes a list, as some vision models require.
 

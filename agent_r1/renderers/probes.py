@@ -13,8 +13,7 @@ from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.special_tokens import first_token_in, token_at_end
 
 MARKER = "AGENTR1MARK"
-"""A text that is in no usual chat template. A renderer writes this text into a test message, and then searches for it.
-"""
+"""A text that occurs in no usual chat template. Test messages contain this text, so that it can be found."""
 
 PROBE_TOOL = ToolSpec(
     "probe_search",

@@ -27,10 +27,10 @@ MAX_INTEGER_BITS = 2**14
 """The largest number of bits of an integer that a template computes. Integers from JSON always have fewer bits."""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
-"""The processor time is checked after this number of steps, or when this number of characters is spent at once."""
+"""The time is checked after this number of steps, or when this number of characters is subtracted at once."""
 
 _CHARACTERS_PER_NODE = 8
-"""The number of characters that are added for each value in a container, for quotes, commas and braces."""
+"""The number of characters for the quotes, commas and braces around each value in a container."""
 
 _MAX_WIDTH_DIGITS = 3
 """The largest number of digits of a width or precision in a format."""

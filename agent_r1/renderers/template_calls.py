@@ -86,9 +86,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a call, with an iterator as a list if the filter or method ``name`` reads all its values.
+    """Return the arguments of a call. If the filter or method ``name`` reads a whole iterator, convert the iterator to
+    a list.
 
-    The cost of the call depends on the length, and an iterator has no length.
+    The cost of the call depends on the length of the list. An iterator has no length.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])

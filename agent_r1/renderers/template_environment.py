@@ -1,8 +1,8 @@
 """The jinja2 environment that transformers gives to chat templates, with limits on the work of a template.
 
 Loops, calls, operators, filters and outputs spend a part of a :class:`~agent_r1.renderers.template_budget.Budget`
-before they run. jinja2 has no hook for loops and literals, for example. For such operations, filters that count are
-added to the syntax tree of the template.
+before they run. jinja2 has no hook for loops and literals, for example. For such operations, filters that count the
+work are added to the syntax tree of the template.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state.budget = budget
 
     def syntax_tree(self, source: str) -> nodes.Template:
-        """Return the syntax tree of a template, without the filters that count."""
+        """Return the syntax tree of a template, without the filters that count the work."""
         return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -240,7 +240,7 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Add the filters that count to the syntax tree below ``node``, in place."""
+    """Add filters that count the work to the syntax tree below ``node``, in place."""
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _count_in(value)

@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-The tokens between two actions are the difference between two texts that the template writes, before and after new
-messages are added. If the template also changes earlier text, there is no difference, and the next turn starts a new
-branch of the trajectory.
+The text between two actions is the difference between two texts that the template writes, before and after new messages
+are added. If the template also changes earlier text, there is no difference, and the next turn starts a new branch of
+the trajectory.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class TemplateRenderer:
     ) -> RenderedPrompt | None:
         """Return the prompt after an action and its observation: the whole text, but only the tokens after the action.
 
-        If the policy sampled no end token, the new tokens begin with text of the action's message that was not sampled,
-        and the end token. Return None if the template changes earlier text, or omits the end token that was sampled.
+        If the policy sampled no end token, the new tokens begin with the end of the turn, which the policy did not
+        sample. Return None if the template changes earlier text, or omits the end token that was sampled.
         """
         # To save time, the middle of the conversation is left out if this does not change the new tokens.
         locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
@@ -240,7 +240,7 @@ class TemplateRenderer:
         """Return the action that the text of sampled tokens forms.
 
         If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
-        text that the policy wrote. ``opened`` says whether the text begins inside the reasoning; by default, the end of
+        text that the policy wrote. ``opened`` says whether the text begins inside the reasoning. By default, the end of
         the template's prompts decides.
         """
         reasoning, rest = self._split_reasoning(text, self._opens_reasoning if opened is None else opened)

@@ -132,7 +132,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
     """Return the highest F1 over words between the prediction and one of the gold ``answers``, in [0, 1].
 
     As in HotpotQA's script, "yes", "no" and "noanswer" have F1 0 with every other answer. Texts that are equal after
-    normalization have F1 1.0, even without words (as in SQuAD 2.0).
+    normalization have F1 1.0, even if both are empty (as in SQuAD 2.0).
 
     Example:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])

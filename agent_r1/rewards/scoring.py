@@ -40,8 +40,8 @@ class FunctionScorer:
     finite number. If two functions return a reward of the same name, this reward is Unscored. A function that runs code
     written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
 
-    ``functions`` has the name of each reward as key. If a function returns a mapping, the keys of the mapping are the
-    names of its rewards.
+    The keys of ``functions`` are the names of the rewards. If a function returns a mapping, the keys of this mapping
+    are the names of its rewards.
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})

@@ -12,11 +12,10 @@ from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Un
 
 @dataclass(frozen=True, slots=True)
 class ShuffledScorer:
-    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task. A policy can learn nothing from
-    them.
+    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
 
-    The mean and the spread of the rewards in a group stay the same. A reward with one number per turn becomes the sum
-    of its numbers. Several such scorers shuffle a group in the same way.
+    A policy can learn nothing from shuffled rewards. Their mean and spread in a group stay the same. A reward with one
+    number per turn becomes the sum of its numbers. Several such scorers shuffle a group in the same way.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

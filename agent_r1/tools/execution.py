@@ -70,9 +70,9 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 
 
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
-    """Run ``work``, a sync or async function, and return its outcome. Exceptions and timeouts are outcomes too.
+    """Run ``work``, a sync or async function, and return its outcome. An exception or a timeout is also an outcome.
 
-    Three exceptions are raised to the caller: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
+    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
     GeneratorExit at the end of the event loop. The time limit of ``timeout`` seconds begins when ``work`` starts. An
     async function that blocks the event loop cannot be stopped.
     """

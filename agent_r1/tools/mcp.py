@@ -124,13 +124,13 @@ def mcp_tools(
     """Return the tools of an MCP server, for a ToolEnv. The server is asked for its tools once.
 
     Each episode that calls a tool has a connection of its own. For a command, each connection is a separate server
-    process. For a URL, each connection is a session. If a server crashes or hangs, only the calls of its episode fail,
-    with an explanation.
+    process. For a URL, each connection is a session, and the server decides which state the sessions share. If a server
+    crashes or hangs, only the calls of its episode fail, with an explanation.
 
     Args:
         server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
         scope: ``episode`` for one connection per episode; ``run`` for one connection that all episodes share, for
-            servers without state.
+            servers without state. If this connection fails, later episodes get a new one.
         timeout: the time limit of a call in seconds, without the time for connecting.
         only: the names of the tools to return (default: all tools).
         prefix: a text that is put before each name, to distinguish the tools of two servers.

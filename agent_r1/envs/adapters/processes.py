@@ -47,7 +47,7 @@ class WorkerProcess:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create the object of the class ``module:class`` in the worker process, and return the outcome."""
+        """Create an object of the class ``name`` (``module:class``) in the worker process, and return the outcome."""
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:

@@ -79,7 +79,7 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the TextArena game ``game`` with only those of its default wrappers that convert actions."""
+        """Return the game with its default wrappers for actions, but without its default wrappers for observations."""
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):

@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.renderers.formats.tool_format import Tools, parse_json
 
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
-"""The values that templates write as words, in JSON or Python. Upper and lower case are equal."""
+"""The values of words in JSON or Python, such as ``true`` and ``None``. The words are in lower case."""
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:

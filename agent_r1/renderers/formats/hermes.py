@@ -64,9 +64,9 @@ def _parse_call(text: str, start: int, value: int) -> ParsedCall:
 
 
 def _with_arguments(data: Any) -> Any:
-    """Return the JSON value of a call with an object under the key "arguments": empty if the key is missing.
+    """Return the JSON value of a call, with an object under the key "arguments".
 
-    Arguments that are a string, as in the format of OpenAI, are parsed as JSON. Other values are returned unchanged.
+    If the key is missing, the object is empty. A string under this key, as in the format of OpenAI, is parsed as JSON.
     """
     if not isinstance(data, dict):
         return data

@@ -26,7 +26,7 @@ class Response(ToolFormat):
 
     Args:
         template: the ``response_template`` of the tokenizer.
-        header: the text that ends every prompt, after the last message. It can open the reasoning of the assistant.
+        header: the text that ends every prompt, after the last message. The header can open the assistant's reasoning.
     """
 
     name: ClassVar[str] = "response"

@@ -207,7 +207,7 @@ def text_before(text: str, opening: str) -> str:
 
 
 MAX_JSON_DEPTH = 100
-"""The largest number of nested lists and objects in the JSON text of a call. Recursive code handles calls."""
+"""The largest nesting depth of the JSON text of a call, because recursive code handles calls."""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Matches a bracket or a whole JSON string, so that a bracket inside a string is not matched alone."""
