@@ -49,21 +49,6 @@ def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
     return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))
 
 
-class ShownTools:
-    """A cache of tool descriptions in which all special tokens are broken. Only the latest result is kept."""
-
-    def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._tokens = tokens
-        self._last: tuple[tuple[ToolSpec, ...], tuple[ToolSpec, ...]] = ((), ())  # one tuple, read by all threads
-
-    def of(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
-        given, shown = self._last
-        if given is not tools:
-            shown = tuple(break_tokens_in_tool(tool, self._tokens) for tool in tools)
-            self._last = tools, shown
-        return shown
-
-
 def change_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Return a JSON value in which ``change(text)`` replaces each text, including the names of fields."""
     if isinstance(value, str):

@@ -34,7 +34,7 @@ from agent_r1.renderers.probes import (
     probe_message,
 )
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
-from agent_r1.renderers.special_tokens import ShownTools, break_tokens, special_tokens
+from agent_r1.renderers.special_tokens import break_tokens, break_tokens_in_tool, special_tokens
 from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
 from agent_r1.renderers.template_locality import lacks_one_part
 
@@ -68,7 +68,8 @@ class TemplateRenderer:
             )
         self.tokenizer, self.tool_format = tokenizer, tool_format or Hermes()
         self._special = {token: index for index, token in special_tokens(tokenizer)}
-        self._shown_tools = ShownTools(tuple(self._special))
+        # the tools as given, and the tools as shown, with broken special tokens; one tuple, because all threads read it
+        self._newest_tools: tuple[Tools, Tools] = ((), ())
         self._extra_stop_ids = stop_token_ids
         self._encoder = PromptEncoder(tokenizer, images)
         self.encode = self._encoder.encode
@@ -137,7 +138,10 @@ class TemplateRenderer:
         return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
 
     def _marked_text(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
-        shown = self._shown_tools.of(tools)
+        given, shown = self._newest_tools  # usually the same: an environment has the same tools in each prompt
+        if given is not tools:
+            shown = tuple(break_tokens_in_tool(tool, tuple(self._special)) for tool in tools)
+            self._newest_tools = tools, shown
         instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
         if instruction is not None:
             opening = [message.text for message in messages[:1] if message.role == "system"]
