@@ -39,8 +39,7 @@ class TrainingBatch:
     """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. Tensors are on the CPU.
 
     Usually the batch holds action tokens only. If an algorithm trains on observations, the batch also holds observation
-    tokens. Turns without action tokens are not in the batch. ``sequences`` holds all tokens that the model reads,
-    including prompts.
+    tokens. Turns without action tokens are left out. ``sequences`` holds all tokens that the model reads, with prompts.
 
     Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
@@ -62,18 +61,18 @@ class TrainingBatch:
     turn. The outcome reward is on the last action token of the trajectory.
     """
     token_turn: Tensor
-    """(N,) int64 index of the turn of each token. An observation belongs to the turn of the action before it."""
+    """(N,) int64 index of each token's turn. An observation belongs to the turn of the action before it."""
     turn_trajectory: Tensor
-    """(S,) int64 index of the trajectory of each turn."""
+    """(S,) int64 index of each turn's trajectory."""
     turn_state_ids: Tensor
     """(S,) int64 index of the state before each turn. Two turns of a group have the same state if the last messages of
-    the environment before them are equal, word for word."""
+    the environment before both turns are equal, word for word."""
     turn_used_tool: Tensor
     """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor
     """(S,) bool: whether the turn summarizes the context, and does not act in the environment."""
     trajectory_group: Tensor
-    """(M,) int64 index of the group of each trajectory."""
+    """(M,) int64 index of each trajectory's group."""
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
@@ -92,49 +91,49 @@ class TrainingBatch:
 
     @property
     def token_trajectory(self) -> Tensor:
-        """The index of the trajectory of each token: (N,)."""
+        """(N,) index of each token's trajectory."""
         return self.turn_trajectory[self.token_turn]  # token -> turn -> trajectory
 
     @property
     def token_group(self) -> Tensor:
-        """The index of the group of each token: (N,)."""
+        """(N,) index of each token's group."""
         return self.trajectory_group[self.token_trajectory]
 
     @property
     def turn_group(self) -> Tensor:
-        """The index of the group of each turn: (S,)."""
+        """(S,) index of each turn's group."""
         return self.trajectory_group[self.turn_trajectory]
 
     @property
     def previous_turn(self) -> Tensor:
-        """The index of the previous turn of the trajectory, for each turn: (S,). A first turn has -1."""
+        """(S,) index of the previous turn in the trajectory; -1 for a first turn."""
         return previous_within(self.turn_trajectory)
 
     @property
     def turn_rewards(self) -> Tensor:
-        """The sum of the rewards of each turn: (S,). The last turn of a trajectory includes the outcome reward."""
+        """(S,) sum of each turn's rewards. The last turn of a trajectory includes the outcome reward."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
     def process_rewards(self) -> Tensor:
-        """The sum of the rewards of each turn, without the outcome reward: (S,)."""
+        """(S,) sum of each turn's rewards, without the outcome reward."""
         # the outcome reward is on the last action token of the trajectory, and so in the last turn
         outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
 
     @property
     def returns(self) -> Tensor:
-        """The return R of each trajectory, the sum of all its rewards: (M,)."""
+        """(M,) return of each trajectory: the sum of all its rewards."""
         return segment_sum(self.token_rewards, self.token_trajectory)
 
     @property
     def first_tokens(self) -> Tensor:
-        """The index of the first action token of each turn: (S,)."""
+        """(S,) index of each turn's first action token."""
         return segment_first(self.token_turn)
 
     @property
     def last_tokens(self) -> Tensor:
-        """The index of the last action token of each trajectory: (M,)."""
+        """(M,) index of each trajectory's last action token."""
         positions = torch.where(self.action_mask, torch.arange(len(self.ids)), -1)  # (N,)
         # observation tokens have position -1 here, so the maximum is the position of an action token
         initial = torch.full((len(self.outcome_rewards),), -1)
@@ -142,16 +141,15 @@ class TrainingBatch:
 
     @property
     def last_turns(self) -> Tensor:
-        """The index of the last turn of each trajectory: (M,)."""
+        """(M,) index of each trajectory's last turn."""
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
         """Return (this batch without separate summary turns, the indices of last turns).
 
         Each summary turn is joined with the next acting turn, or with the acting turn before it if none follows. So the
-        S turns of this batch become D turns.
-
-        The second result (D,) holds, for each of the D turns, the index of the last of the S turns that it joins.
+        S turns of this batch become D turns. The second result (D,) holds the index of the last of the S turns in each
+        of the D turns.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.
@@ -283,8 +281,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
 
-    ``first`` is the index of the sample's first turn in the batch. Turns without action tokens are not in the batch.
-    The TurnPlace of such a turn has the index of the turn before it.
+    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch.
+    Its TurnPlace has the index of the turn before it.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -335,8 +333,8 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
     """Add the tokens of the observation after ``turn``: the new tokens of the next turn. Return the index of the first
     token.
 
-    Add nothing and return None if there is no next turn, if it does not continue ``turn``, or if it has no new tokens
-    or no action tokens. ``number`` is the index of ``turn`` in the batch.
+    Add nothing and return None if the next turn is missing, does not continue ``turn``, or has no new tokens or no
+    action tokens. ``number`` is the index of ``turn`` in the batch.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
@@ -350,8 +348,8 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
     """Return the id of the state before each of the S turns with action tokens: (S,).
 
-    A state is the role, text and images of each message in the last observation, or of the opening messages before the
-    first observation. Turns of different groups never have the same state.
+    A state is the role, text and images of each message in the last observation, or in the opening messages if there is
+    no observation yet. Turns of different groups never have the same state.
     """
     ids: dict[object, int] = {}
     found: list[int] = []

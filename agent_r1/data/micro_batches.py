@@ -93,7 +93,7 @@ def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequenc
 class PassPlan:
     """The plan by which models read sequences: first the tokens ``prefix`` (S,), and then ``micro_batches``.
 
-    ``prefix`` is the common beginning of all sequences. The micro-batches do not contain it. S can be 0.
+    ``prefix`` is the common beginning of all sequences, and is not in the micro-batches. S can be 0.
     """
 
     prefix: Tensor
@@ -116,10 +116,8 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
     """Yield micro-batches of at most ``max_tokens`` tokens each, including padding, until all sequences are used.
 
     A block is never divided. A block with more than ``max_tokens`` tokens becomes a micro-batch of its own. The share
-    of padding in a micro-batch of several blocks stays below ``MAX_PADDING``.
-
-    Blocks without branches come first, then blocks with branches. The two kinds never share a micro-batch. In each
-    kind, blocks are sorted by their longest sequence, the longest first.
+    of padding in a micro-batch of several blocks stays below ``MAX_PADDING``. Blocks with branches never share a
+    micro-batch with blocks without branches.
 
     ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` once per sequence.
     """
@@ -154,7 +152,7 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
     """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
 
     The sequences stand in the row one after the other, without padding. A token attends only to its own sequence and to
-    the ``prefix`` tokens before the row. These tokens count in ``max_tokens``. The longest blocks come first.
+    the ``prefix`` tokens before the row. These tokens count in ``max_tokens``.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):

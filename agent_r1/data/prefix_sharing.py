@@ -1,9 +1,8 @@
 """Prefix sharing: tokens with which several sequences begin are computed only once.
 
-Sharing has two steps. First, the tokens with which all sequences begin, such as the system prompt, are cut off. The
-models compute their keys and values once, and all micro-batches read them. Second, if several of the shortened
-sequences begin with equal tokens, as attempts at one task do, these sequences become the branches of one tree of
-tokens.
+First, the tokens with which all sequences begin, such as the system prompt, are cut off. The models compute their keys
+and values once, and all micro-batches read them. Second, shortened sequences that begin with equal tokens, such as
+attempts at one task, become the branches of one tree of tokens.
 
 Sequences with images share nothing: different images can have equal tokens, and the position of a token can differ from
 its depth in the tree.
@@ -31,8 +30,8 @@ is the square of this number."""
 MIN_MERGED = 16
 """The minimum number of equal first tokens of two sequences that are merged into a tree.
 
-The limit holds if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). In a small model,
-the additional parts take about as long as this number of tokens.
+The limit holds if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). A merge adds
+parts, which take about as long as this number of tokens in a small model.
 """
 
 
@@ -75,10 +74,10 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        """Return the sequences, divided into parts. Each part will be merged into one sequence.
+        """Return the sequences, divided into parts. Each part will be merged into one sequence, because this saves
+        time.
 
-        Sequences are in the same part if merging them saves time. A merged sequence has at most ``max_tokens`` tokens,
-        including the ``prefix`` tokens before it.
+        With the ``prefix`` tokens before it, a merged sequence has at most ``max_tokens`` tokens.
         """
         parts: list[list[TokenSequence]] = []
         size, cost = 0, 0.0  # of the last part, when merged
@@ -108,8 +107,8 @@ class PrefixSharing:
         linear maps take 12 E^2 multiplications, and attention takes 2 E for each token with which the token is
         compared.
 
-        With ``causal``, a token is compared with the prefix and, on average, half of the ``tokens`` tokens. Otherwise
-        the tokens are a tree, and each is compared with all: the mask hides tokens only after the comparison.
+        A token is compared with the prefix and, if ``causal``, with half of the ``tokens`` tokens on average. In a
+        tree, it is compared with all of them, because the mask hides tokens only after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)

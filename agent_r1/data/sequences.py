@@ -85,10 +85,10 @@ class TurnPlace:
     """Where the tokens of one turn are in the training batch.
 
     Attributes:
-        turn: the index of the turn in the batch.
-        action: the index in the batch at which the action tokens of the turn begin.
-        observation: the index in the batch at which the observation before the turn begins; None if the batch does not
-            contain this observation.
+        turn: the index of the turn.
+        action: the index of the turn's first action token.
+        observation: the index of the first token of the observation before the turn; None if the observation is not in
+            the batch.
     """
 
     turn: int
@@ -100,15 +100,15 @@ Prediction = tuple[int, int, int]
 """The prediction of a token: (index of its logits in the sequence, index in the sequence, index in the batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function that returns the token sequences of a trajectory. Its arguments are the trajectory, the index of the
-trajectory in the batch, and the place of each turn in the batch."""
+"""A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in
+the batch, and the place of each turn in the batch."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return one token sequence for each tree of turns in the trajectory.
 
-    A tree consists of a first turn and all turns that continue it, directly or through other turns. Common tokens of
-    its turns are in the sequence only once. A tree without action tokens is left out.
+    A tree consists of a first turn and all turns that continue it, directly or through other turns. The common tokens
+    of the turns are in the sequence only once. A tree without action tokens is left out.
 
     ``number`` is the index of the trajectory in the batch.
     """
@@ -242,10 +242,8 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
     """Return the predictions of ``count`` consecutive tokens of a sequence.
 
-    Args:
-        before: the index in the sequence of the logits that predict the first token.
-        start: the index of the first token in the sequence.
-        batch_position: the index of the first token in the batch.
+    The first token is at ``start`` in the sequence and at ``batch_position`` in the batch. ``before`` is the index of
+    the logits that predict the first token.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]

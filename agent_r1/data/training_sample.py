@@ -68,7 +68,7 @@ class Selection:
 def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float]) -> Selection:
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
-    Greedy attempts are in neither list. They only set ``greedy_return`` or ``greedy_failure`` of the samples in their
+    Greedy attempts are in neither list: they only set ``greedy_return`` or ``greedy_failure`` of the samples in their
     groups. The order of the groups, and of the trajectories in a group, does not change the result.
 
     ``reward_weights`` maps the name of a reward to its weight. A missing weight is 1. A reward with weight 0 is

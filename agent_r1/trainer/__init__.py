@@ -1,8 +1,6 @@
-"""The policy update: the trainer protocol, two trainers (one process, several ranks), and the updater that calls a
-trainer.
+"""The policy update: the trainer protocol, two trainers, and the updater that calls a trainer.
 
-Each public name is imported when it is first used. So an import of ``agent_r1.trainer.config`` loads neither torch nor
-transformers.
+Public names are imported at their first use, so ``agent_r1.trainer.config`` loads neither torch nor transformers.
 """
 
 from typing import TYPE_CHECKING

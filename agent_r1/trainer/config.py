@@ -105,7 +105,7 @@ class TrainerConfig(BaseModel):
     agent-r1[8bit], and is slow on a CPU: about 0.3 seconds per million weights in each step."""
 
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.95)
-    """Decay rates of AdamW's first and second moments, each at least 0 and below 1."""
+    """Decay rates of AdamW's first and second moments."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of AdamW."""

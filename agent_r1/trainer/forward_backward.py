@@ -41,7 +41,6 @@ class ModelSet:
     Attributes:
         temperature: the temperature at which the engine sampled. All log-probabilities are computed at this
             temperature.
-        micro_tokens: the maximum number of tokens in a micro-batch.
         sharing: determines which common prefixes of sequences are computed only once. None: no prefix is shared. The
             results differ only by rounding errors.
         images: the image processor of the models; None if the models cannot read images.

@@ -1,4 +1,4 @@
-"""A trainer that runs in several processes (ranks). FSDP2 divides the models among them."""
+"""A trainer in several processes (ranks), among which FSDP2 divides the models."""
 
 from __future__ import annotations
 
@@ -50,12 +50,14 @@ class FsdpTrainer:
     Each rank keeps a part of all weights, gradients and moments, and computes the loss on a part of the sequences.
     ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
 
+    Arguments and errors are the same as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`, and also:
+
     Args:
         ranks: the processes of the ranks. :meth:`close` ends these processes.
         threads: the number of torch threads of each rank.
 
-    For the other arguments, see :class:`agent_r1.trainer.single_process.SingleProcessTrainer`. Raise InvalidInput as
-    that class does, and if the settings cannot be used with several ranks.
+    Raises:
+        InvalidInput: the settings cannot be used with several ranks.
     """
 
     def __init__(
@@ -149,11 +151,7 @@ class FsdpTrainer:
         self._call("sync_reference", alpha)
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Return the policy's current weights, as the trainer protocol describes it.
-
-        The weights are gathered from the ranks and copied into the model of this process. The update refers to this
-        model.
-        """
+        """Copy the weights of the ranks into the model of this process. Return an update that refers to this model."""
         every = self._config.checksum_every
         checksum = self._current_checksum() if every > 0 and step % every == 0 else None
         return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._current_model())

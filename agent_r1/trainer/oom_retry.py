@@ -1,4 +1,4 @@
-"""The memory of passes: freed memory is returned; if memory runs out, the pass is repeated in smaller micro-batches."""
+"""The memory of passes: freed memory is given back, and passes in which memory ran out are repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_r1.core.errors import AgentR1Error
 T = TypeVar("T")
 
 OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of the messages of a RuntimeError that PyTorch's CPU allocator or cuBLAS raises if memory runs out."""
+"""Texts in the RuntimeError that PyTorch's CPU allocator or cuBLAS raises if memory runs out."""
 
 STATM = Path("/proc/self/statm")
 
@@ -52,8 +52,8 @@ class TokenBudget:
         Args:
             work: runs a pass in micro-batches of at most the given number of tokens. If memory runs out, it raises the
                 error of torch, or returns RanOut.
-            largest: returns the size of the largest micro-batch of the same pass. It can be above the maximum, because
-                a block of sequences is never divided.
+            largest: returns the size of the largest micro-batch of this pass. A block of sequences is never divided, so
+                the size can be above the maximum.
             undo: clears the gradients of a failed pass.
 
         Raises:
@@ -116,8 +116,8 @@ def is_oom(error: RuntimeError | MemoryError) -> bool:
 class FreedMemory:
     """Gives freed memory of the process back to the operating system, if the C library is glibc.
 
-    glibc keeps freed tensors of up to 32 MB for each thread. A tensor of a new size often fits into none of the freed
-    places, so the process would grow with each step: a run of SmolLM2-135M held 20 GB after 16 steps.
+    glibc keeps freed memory, but tensors of new sizes often do not fit into it. So the process would grow with each
+    step: a run of SmolLM2-135M held 20 GB after 16 steps.
     """
 
     def __init__(self) -> None:

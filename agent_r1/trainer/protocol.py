@@ -30,7 +30,7 @@ class PreparedBatch:
 
     Attributes:
         batch: the tokens and the sequences. A minibatch has all tokens of the batch, but only some of its sequences.
-        weights: the advantage and the loss weight of each token. Loss weights are normalized over the whole batch.
+        weights: advantages and loss weights. The loss weights are normalized over the whole batch.
         outputs: the outputs of the models before the update.
         old_logprobs: (N,) log pi_old, for the importance ratio pi / pi_old. None: every ratio is 1.
     """
@@ -45,15 +45,15 @@ class PreparedBatch:
 class PassStats:
     """Statistics of one forward and backward pass. Tensors have no gradient and are on the CPU.
 
-    n is the number of tokens of the batch that the policy predicted. It is 0 if only the critic was trained.
+    The policy predicted n tokens. If only the critic was trained, n is 0.
 
     Attributes:
         loss: () sum of the losses of all micro-batches.
         metrics: terms of the loss by name, each summed over all micro-batches.
         tokens: (n,) index of each token in the batch.
-        logprobs: (n,) log pi of each token.
-        ratios: (n,) pi / pi_old of each token.
-        entropy: (n,) entropy of the policy at each token, in nats.
+        logprobs: (n,) log pi.
+        ratios: (n,) pi / pi_old.
+        entropy: (n,) entropy of the policy, in nats.
         num_tokens: number of tokens that the models read, with prompts, without padding.
         num_padded_tokens: number of tokens that the models read, with prompts and padding.
     """
@@ -113,10 +113,11 @@ class Trainer(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """A text that names the library for matrix products, and says whether prefixes are shared.
+        """The library for matrix products, and whether prefixes are shared. Both decide the rounding errors of an
+        update.
 
-        These choices decide the rounding errors of an update. Example: "products by oneDNN and prefixes shared by
-        parts".
+        Example:
+            "products by oneDNN and prefixes shared by parts"
         """
         ...
 
@@ -137,9 +138,10 @@ class Trainer(Protocol):
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of states, in float64 on the CPU.
+        """Return the critic's value of the state before each token (N,), and of the state after each turn's action
+        (S,).
 
-        There are N values of the states before each token, and S values of the states after the action of each turn.
+        The values are in float64 on the CPU.
         """
         ...
 
@@ -156,7 +158,7 @@ class Trainer(Protocol):
     def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
         """Clip and apply the gradients of the last :meth:`forward_backward`, then clear all gradients.
 
-        The learning rates of this step are the configured learning rates times ``learning_rate_factor``.
+        The configured learning rates are multiplied by ``learning_rate_factor``.
         """
         ...
 
@@ -172,7 +174,7 @@ class Trainer(Protocol):
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's trained weights by new tensors with the same names."""
+        """Replace the policy's trained weights, which are given by name."""
         ...
 
     def state(self, folder: Path | None = None) -> TrainerState:

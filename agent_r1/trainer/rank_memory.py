@@ -121,8 +121,8 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between ranks in a micro-batch.
 
-    If this rank repeats a micro-batch, it skips the exchanges that it had completed, because the other ranks do not
-    repeat these exchanges.
+    If this rank repeats a micro-batch, it skips the exchanges that it had completed. The other ranks do not repeat
+    them.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """The exchange that collects the parts of a layer's weights from all ranks, counted by ``exchanges``."""
+    """FSDP's exchange of weights, counted by ``exchanges``."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -160,7 +160,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """The exchange that sums the gradients of a layer over all ranks, counted by ``exchanges``."""
+    """FSDP's exchange of gradients, counted by ``exchanges``."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

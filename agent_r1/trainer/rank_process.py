@@ -1,9 +1,8 @@
-"""The process of a rank. It joins the other ranks, and answers the requests of its caller. It ends when its caller
-ends.
+"""The process of a rank: it joins the other ranks, answers requests, and ends when its caller ends.
 
-    python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
-    python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller, with the key AGENT_R1_RANK_KEY;
-                                                              ends when its standard input is closed
+python -m agent_r1.trainer.rank_process DESCRIPTOR        reads requests from an inherited pipe
+python -m agent_r1.trainer.rank_process HOST PORT RANK    connects to the caller, with the key AGENT_R1_RANK_KEY;
+                                                          ends when its standard input is closed
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The index of a rank (from 0), the number of all ranks, and the machine and device of the rank."""
+    """The index of a rank (from 0), the number of ranks, and the machine and device of the rank."""
 
     rank: int
     ranks: int
@@ -54,9 +53,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The result of a request that raised an exception. ``error`` is the exception if it is an AgentR1Error; otherwise
-    None.
-    """
+    """An exception that a request raised. ``error`` is None if the exception is no AgentR1Error."""
 
     error: AgentR1Error | None
     message: str
@@ -71,7 +68,7 @@ class Start(Generic[T]):
 
 
 def serve_rank(pipe: Connection) -> None:
-    """Join the other ranks, and answer the requests from ``pipe`` until it is closed. Then end the process."""
+    """Join the other ranks, and answer the requests from ``pipe`` until the pipe is closed. Then end the process."""
     for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
         signal.signal(number, signal.SIG_IGN)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -122,7 +119,7 @@ def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None
 def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
     """Connect this rank with the other ranks. The rank listens only at the address ``place.host``.
 
-    Rank 0 sends the address of its store through ``pipe``. The other ranks read this address from ``requests``.
+    Rank 0 sends its address through ``pipe``. The other ranks read this address from ``requests``.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
     if place.rank == 0:

@@ -48,13 +48,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSettings:
-    """The models and settings from which each rank makes its :class:`RankTrainer`.
+    """The models and settings from which each rank makes its :class:`RankTrainer`. The models are on the CPU.
 
     Attributes:
-        model: the policy, on the CPU.
         algorithm: the algorithm as plain data.
         modules: the names of the Python modules that define components of the algorithm.
-        teacher: the teacher, on the CPU.
         device: ``cpu`` or ``cuda``.
         threads: the number of torch threads of a rank.
         random_state: the state of torch's random number generator, from which the new weights of a critic are drawn.
@@ -74,8 +72,8 @@ class RankSettings:
 class RankTrainer:
     """The part of a trainer that one rank runs. All ranks must call the same methods together.
 
-    A pass reads only the sequences of this rank, and its result is 0 at all other tokens. The sum of the results of all
-    ranks is the result for the batch.
+    A pass reads only the sequences of this rank, and its result is 0 at all other tokens. The sum over all ranks is the
+    result for the batch.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -148,9 +146,7 @@ class RankTrainer:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
-        """Add the gradient of the whole batch's loss to this rank's part of the gradients. Return the rank's
-        statistics.
-        """
+        """Add the gradient of the whole batch's loss to this rank's part of the gradients."""
         return self._within_memory(
             blocks_of(batch.batch.sequences, self._algorithm),
             lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
@@ -174,7 +170,7 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the trained weights of the policy. ``weights`` holds whole tensors."""
+        """Replace the trained weights of the policy by whole tensors."""
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
     def save_state(self, folder: Path) -> Path:
@@ -190,7 +186,7 @@ class RankTrainer:
         return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Replace the tensors of the trainer's state. ``tensors`` holds whole tensors.
+        """Replace the tensors of the trainer's state by whole tensors.
 
         If the tensors are in files (:class:`TensorFiles`), each rank reads only its own parts.
         """

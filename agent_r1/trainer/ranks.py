@@ -53,8 +53,6 @@ class RankProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a rank's process. ``code`` is its exit code, or -N if signal N ended it."""
-
     rank: int
     code: int
 
@@ -253,7 +251,7 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """End all ranks, and return an error about the rank that ended first. At least one rank must have ended."""
+        """Wait until a rank has ended, end all ranks, and return an error about the rank that ended first."""
         end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()

@@ -80,8 +80,8 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     - ``failed``: number of attempts that cannot be trained.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
 
-    ``reward_spread`` and ``constant_groups`` leave out groups with fewer than two trainable attempts. They are NaN if
-    no group remains.
+    ``reward_spread`` and ``constant_groups`` leave out groups with fewer than two trainable attempts. If no group
+    remains, both metrics are NaN.
     """
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
@@ -104,12 +104,11 @@ def pass_metrics(
     """Return the metrics of the optimizer steps over a batch, such as:
 
     - ``staleness``: ``version`` minus the version of the oldest weights that sampled a token of the batch.
-    - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A prefix that is
-      computed once counts once.
+    - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A shared prefix
+      counts once.
     - ``padding``: share of padding among the tokens that the models read.
     - ``skipped_steps``: number of steps in which the loss or a gradient was not finite.
-    - ``policy_loss`` and the other terms of the loss: mean over the applied steps.
-    - ``policy_gradient_norm``, ``critic_gradient_norm``: mean norm of the gradient over the applied steps.
+    - ``policy_loss``, other terms of the loss, and ``policy_gradient_norm``: means over the applied steps.
 
     If the policy ran:
 
@@ -182,10 +181,9 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     """Return metrics of the reference, the teacher, the critic and the importance weights, if the algorithm has them.
 
     - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
-    - ``kl_coefficient``: coefficient of the KL penalty.
     - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
     - ``correction/effective_share``: effective sample size of the action tokens under the correction, divided by their
-      number (:func:`agent_r1.algorithms.ops.effective_share`).
+      number.
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G, with the critic's value V
       before the update; missing if all targets are equal.

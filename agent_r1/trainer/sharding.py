@@ -126,9 +126,6 @@ def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
     """Return the blocks of each rank, so that all ranks have about the same number of tokens. A rank can have no block.
 
     Each block, the longest first, goes to the rank with the fewest tokens so far.
-
-    Example:
-        Two ranks divide blocks of 5, 4, 3 and 3 tokens: one gets 5 + 3 tokens, the other gets 4 + 3 tokens.
     """
     sizes = [sum(map(len, block)) for block in blocks]
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -162,9 +159,7 @@ class ShardedModelSet(ModelSet):
 
     All ranks must run the same passes together, each with the same number of micro-batches.
 
-    Attributes:
-        roots: for each sharded model, the module whose ``forward`` gathers the weights of the model.
-        memory: asks all ranks after each micro-batch whether their memory sufficed.
+    ``roots`` holds, for each model, the module whose ``forward`` gathers the weights of the model.
     """
 
     roots: Mapping[nn.Module, OneForward]

@@ -65,7 +65,6 @@ class SingleProcessTrainer:
     Args:
         model: the policy. Its trained weights are in float32.
         temperature: the sampler's temperature, above 0.
-        teacher: the model that the policy learns from, if the algorithm needs a teacher.
         images: the image processor of ``model``; None if ``model`` has no vision.
 
     Raises:
@@ -213,7 +212,7 @@ class SingleProcessTrainer:
         self._checksum = None
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU, without the policy's weights. ``folder`` is not used.
+        """Return a copy of the trainer's state on the CPU. ``folder`` is not used.
 
         The state contains the reference's weights only if the reference is synchronized with the policy.
         """
@@ -327,7 +326,7 @@ def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> Mixed
     ``changes`` is whether the reference changes during the run. The copy computes in ``dtype``. The weights of the copy
     are in float32 if ``changes`` is True; otherwise they are in ``dtype``.
 
-    Raise InvalidInput if ``changes`` is True and ``model`` has an adapter, because both share the frozen weights.
+    Raise InvalidInput if ``changes`` is True and ``model`` has an adapter.
     """
     if has_adapter(model):
         if changes:

@@ -54,7 +54,7 @@ class SelectedGroup:
     Attributes:
         group: the group as it was sampled.
         selection: the trainable and the excluded attempts, before the filters of the algorithm.
-        has_signal: whether the algorithm's filters keep at least one attempt, if the batch has only this group.
+        has_signal: whether the filters would keep at least one attempt of a batch with only this group.
     """
 
     group: Group
@@ -218,10 +218,7 @@ class PolicyUpdater:
         return replace(state, scalars={**own, **roles, **state.scalars})
 
     def load_state(self, state: TrainerState) -> None:
-        """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
-
-        Raise InvalidInput if the state was saved for different weights, a different algorithm or a different model.
-        """
+        """Restore ``state`` (see ``Trainer.load_state``)."""
         self._trainer.load_state(state)
         self._step, self._version = int(state.scalars["step"]), int(state.scalars["version"])
         self._kl_coef = float(state.scalars["kl_coefficient"])
@@ -280,8 +277,7 @@ class PolicyUpdater:
         follow the steps of the policy. A module without a gradient takes no step, because momentum would change its
         weights.
 
-        Minibatches are random sets of whole trajectories. A trajectory that contributes to no gradient is in no
-        minibatch. ``factor`` multiplies the learning rates.
+        Minibatches are random sets of whole trajectories, without the trajectories that contribute to no gradient.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module
