@@ -91,7 +91,7 @@ class Match:
 
     The caller must open and close each environment in ``players`` once. If the game raises an exception, takes longer
     than ``seconds``, or does not return one finite score per player, the episodes of all players fail. ``seed``
-    determines the random numbers of the game.
+    determines the game's random numbers.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
@@ -159,7 +159,7 @@ class PlayerEnv:
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:
-        """Return the next question as a message, or () if the game has ended. Raise AgentR1Error if the game failed."""
+        """Return the next question as a message, or () at the end. Raise AgentR1Error if the game failed."""
         question = await self.player.questions.get()
         if isinstance(question, str):
             return (Message.user(question),)

@@ -71,8 +71,6 @@ class NaiveRag:
 
 @dataclass(slots=True)
 class SingleTurnEpisode:
-    """An episode that ends after its first action."""
-
     start: tuple[Message, ...]
 
     async def step(self, action: Action) -> Transition:

@@ -110,8 +110,6 @@ class ToolEnv:
 
 @dataclass(slots=True)
 class ToolEpisode:
-    """One attempt in a ToolEnv."""
-
     env: ToolEnv
     task: Task
     context: RolloutContext
@@ -161,7 +159,7 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
 
 
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
-    """Return the opening messages of an episode: the system message, the examples, then the other messages of the task.
+    """Return the system message, the examples, then the other messages of the task.
 
     If ``system`` is None, the system message of the task is kept.
     """

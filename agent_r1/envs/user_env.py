@@ -86,8 +86,6 @@ class UserEnv:
 
 @dataclass(slots=True)
 class UserEpisode:
-    """One attempt in which the policy talks to a user. ``messages`` is the conversation so far."""
-
     env: UserEnv
     task: Task
     context: RolloutContext

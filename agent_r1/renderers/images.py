@@ -43,7 +43,7 @@ class PromptEncoder:
         self._image, self._written = _random_mark(), _random_mark()
 
     def mark_images(self, message: Message) -> Message:
-        """Return the message with its texts and images joined to one text, in which a mark stands for each image.
+        """Return the message with its content as one text, in which a mark stands for each image.
 
         Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
         """

@@ -37,7 +37,6 @@ class TemplateBehavior:
 
 
 def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
-    """Return an assistant message with a call of ``PROBE_TOOL``."""
     return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
 
 
@@ -93,7 +92,6 @@ def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, .
 
 
 def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
-    """Return the special token that the template writes after a call, or None."""
     messages = (Message.user("question"), probe_call(MARKER))
     try:
         alone = _after_marker(render(messages, (PROBE_TOOL,)))

@@ -27,7 +27,6 @@ class StopStringMatcher:
         self._can_complete = cache(lambda token: not last_characters.isdisjoint(decode((token,))))
 
     def matches(self, ids: Sequence[int]) -> bool:
-        """Return whether the last token of ``ids`` completes a stop string."""
         if not self._can_complete(ids[-1]):
             return False
         text = self._decode(ids[-self.window :])

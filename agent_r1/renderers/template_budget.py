@@ -33,7 +33,6 @@ _CHARACTERS_PER_NODE = 8
 """The number of characters for the quotes, commas and braces around each value in a container."""
 
 _MAX_WIDTH_DIGITS = 3
-"""The largest number of digits of a width or precision in a format."""
 
 _CONVERSION = re.compile(
     r"%(?:\([^()]*\))?"  # the name of an argument
@@ -52,7 +51,7 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""Containers whose items are counted in the size of a value. Separate code counts dictionaries and namespaces."""
+"""Containers whose items are counted in the size of a value, in addition to dictionaries and namespaces."""
 
 
 class BudgetExceeded(Exception):
@@ -136,10 +135,7 @@ class Budget:
 
 
 def check_percent_format(text: str) -> None:
-    """Raise SecurityError if a format of the operator ``%`` has a large or computed width or precision.
-
-    ``"%999999999d"`` has a large width, and ``"%*d"`` a computed width.
-    """
+    """Raise SecurityError for a large or computed width or precision, such as ``"%999999999d"`` or ``"%*d"``."""
     for conversion in _CONVERSION.finditer(text):
         if conversion["type"] == "(":
             raise SecurityError("chat templates cannot use parentheses in the names of formats")
@@ -148,7 +144,7 @@ def check_percent_format(text: str) -> None:
 
 
 def check_format_spec(spec: str) -> None:
-    """Raise SecurityError if a format specification of ``str.format`` has a large width or precision."""
+    """Raise SecurityError for a large width or precision in a format specification of ``str.format``."""
     for digits in re.findall(r"\d+", spec):
         _check_width(digits)
 

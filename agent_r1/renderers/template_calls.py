@@ -66,7 +66,6 @@ _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 """Filters and methods that copy or compare the texts in a container. Longer texts cost more."""
 
 _MAX_DIGITS = 100
-"""The largest precision of the filter ``round``."""
 
 _CHARACTERS_PER_STEP = 64
 """The number of characters that can be searched or split for one step."""

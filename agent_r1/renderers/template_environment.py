@@ -33,7 +33,7 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 _MAX_DATE_FORMAT = 1000
 
 _NODES_PER_STEP = 8
-"""The number of syntax nodes in the body of a loop or macro that cost one step each time the body runs."""
+"""The number of syntax nodes that cost one step each time the body of a loop or macro runs."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -272,7 +272,6 @@ def _counting(node: nodes.Node) -> nodes.Node:
 
 
 def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    """Return the syntax tree of ``node | name(*args)``."""
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 

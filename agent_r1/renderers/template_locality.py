@@ -239,7 +239,7 @@ class _Proof:
                 raise _NotLocal
 
     def _start(self, node: nodes.Node) -> int | None:
-        """Return n if an expression is ``messages[n:]``, 0 if it is ``messages``, and None otherwise."""
+        """Return n for the expression ``messages[n:]``, 0 for ``messages``, and None for any other."""
         match node:
             case nodes.Name(name=name) if name in self._conversations:
                 return 0
@@ -261,7 +261,6 @@ class _Proof:
 
 
 def _has_iterator(node: nodes.Node) -> bool:
-    """Return whether a value of the expression ``node`` can be or contain an iterator."""
     filters = (each for each in (node, *node.find_all(nodes.Filter)) if isinstance(each, nodes.Filter))
     return any(each.name in _ITERATORS for each in filters)
 

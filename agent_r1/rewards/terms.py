@@ -22,7 +22,7 @@ def calls(trajectory: Trajectory, task: Task) -> float:
 
 
 def repeated_calls(trajectory: Trajectory, task: Task) -> float:
-    """Return how many tool calls repeat the tool and the arguments of an earlier call of the attempt."""
+    """Return how many tool calls have the tool and the arguments of an earlier call of the attempt."""
     made = [
         (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
         for turn in trajectory.env_turns

@@ -15,8 +15,7 @@ from agent_r1.tools.execution import CallFailure, CallOutcome, ReturnValue, run_
 BatchFunction = Callable[[list[dict[str, Any]]], Any]
 """A sync or async function that executes several calls.
 
-It takes a list with the keyword arguments of each call, and returns a list with the output of each call in the same
-order.
+It takes a list with the keyword arguments of each call, and returns a list with the outputs in the same order.
 """
 
 MAX_BATCH = 64

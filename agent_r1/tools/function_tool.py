@@ -181,7 +181,7 @@ async def to_tool_result(name: str, outcome: CallOutcome) -> ToolResult:
     """Convert the outcome of a call to the ToolResult that the agent sees.
 
     A text stays as it is, an image becomes a part of the result, and other values become JSON. An exception, a timeout
-    or an unusable value becomes a failed result. ``name`` is the name of the tool, for error messages.
+    or an unusable value becomes a failed result.
     """
     value = outcome.value if isinstance(outcome, ReturnValue) else None
     content = value.parts if isinstance(value, ToolResult) else value
@@ -232,6 +232,5 @@ def _image_parts(value: object) -> tuple[ContentPart, ...] | None:
 
 
 def _is_image(value: object) -> bool:
-    """Return whether a value is an ``Image`` of this package, or a ``PIL.Image.Image`` of the library Pillow."""
     pillow = sys.modules.get("PIL.Image")  # None if no code has imported Pillow yet
     return isinstance(value, Image) or (pillow is not None and isinstance(value, pillow.Image))

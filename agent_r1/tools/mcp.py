@@ -39,10 +39,10 @@ START_SECONDS = 30.0
 """The time limit for starting a server or connecting to a server, in seconds."""
 
 OPEN_SECONDS = 60.0
-"""The time that a call can wait for its connection, in seconds. The time limit of the call itself begins afterwards."""
+"""The time that a call can wait for its connection, in seconds, before its own time limit begins."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
-"""The environment variable with the seed of the episode, for a server process that is started for one episode."""
+"""The environment variable with the seed of the episode, for a server process of one episode."""
 
 _MAX_PAGES = 100
 
@@ -164,7 +164,7 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaSignature:
-    """A signature that validates arguments with a JSON schema, for a tool without a Python signature."""
+    """A signature that validates arguments with a JSON schema."""
 
     schema: Mapping[str, Any]
 
@@ -253,7 +253,6 @@ class _Connection:
         await asyncio.wait([self._holder])
 
     def _add_log(self, reason: str) -> str:
-        """Return ``reason`` with the last line of the server's standard error added, without credentials."""
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()

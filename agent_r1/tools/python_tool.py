@@ -16,7 +16,7 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 _RESTARTED = "[The interpreter was restarted: variables and imports of earlier calls are gone.]\n"
 _LOST = "The next call starts a fresh interpreter: variables and imports are gone."
 _MAX_WAIT = 600.0
-"""The time that a call can wait for a free sandbox slot and for earlier calls of the same action, in seconds."""
+"""The seconds that a call can wait for a free sandbox slot and for earlier calls of the same action."""
 
 
 def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:

@@ -15,7 +15,7 @@ _MAX_NAME = 64  # characters; a longer name is cut before the comparison with th
 
 
 class ToolErrorKind(StrEnum):
-    """The reason why a tool call failed, as a word that rewards and metrics can compare."""
+    """The reason why a tool call failed."""
 
     MALFORMED_CALL = "malformed call"
     UNKNOWN_TOOL = "unknown tool"
@@ -28,7 +28,7 @@ class ToolErrorKind(StrEnum):
 INVALID_CALL_KINDS = frozenset(
     {ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS}
 )
-"""The kinds of failure that the agent caused with an invalid call. The other kinds are failures of the tool."""
+"""The failures that the agent caused with an invalid call. The other kinds are failures of the tool."""
 
 
 def error_result(kind: ToolErrorKind, text: str) -> ToolResult:

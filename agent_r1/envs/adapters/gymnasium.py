@@ -27,7 +27,6 @@ class Gymnasium:
         name: the name for ``gymnasium.make``. With ``module:Name-v0``, the module is imported first.
         actions: names for the actions of a ``Discrete`` action space, by index.
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
-        max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds.
 
     Raises:

@@ -54,7 +54,6 @@ class OpenEnv:
         show: converts an observation to the text that the policy sees.
         sessions: the largest number of concurrent episodes, at most the limit of the server (``max_concurrent_envs``, 1
             by default). Further episodes wait.
-        max_turns: the largest number of actions per episode.
         timeout: the time limit of a server response in seconds.
 
     Raises:

@@ -21,8 +21,7 @@ SCORE_SECONDS = 10.0
 _INSTRUCTION = "Give the answer alone between <answer> and </answer>."
 _RUNS_CODE = re.compile(r"\b(eval|exec|parse_expr)\(")
 _OVERSAMPLING = 20  # entries drawn per task, because questions of a dataset repeat
-_UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"
-"""The value of ``data["sandbox"]`` of a task whose scorer runs answers as code, without a sandbox."""
+_UNSANDBOXED = "none: the scorer of reasoning-gym runs answers"  # the value of data["sandbox"] of such tasks
 
 
 def reasoning_gym_tasks(
@@ -72,7 +71,6 @@ def reasoning_gym_tasks(
 
 
 def _unique_questions(entries: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (index, entry) of each entry whose question did not occur earlier."""
     seen: set[str] = set()
     for index in range(len(entries)):
         entry = entries[index]

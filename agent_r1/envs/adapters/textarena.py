@@ -19,7 +19,6 @@ Opponent = Callable[[str, random.Random], str]
 
 RANDOM_MOVE = "agent_r1.envs.adapters.textarena:random_move"
 MAX_OPPONENT_MOVES = 1000
-"""The largest number of the opponent's actions in a row."""
 
 
 class TextArena:
@@ -33,7 +32,6 @@ class TextArena:
         options: arguments of the game's constructor, e.g. ``{"max_number": 8}``.
         opponent: ``module:function`` of an :data:`Opponent`, for games with two players. The default is a random move
             among the moves that the game lists. The policy is player 0.
-        max_turns: the largest number of actions per episode.
         timeout: the time limit of an action in seconds, including the actions of the opponent.
 
     Raises:

@@ -18,7 +18,6 @@ from agent_r1.renderers.formats.tool_format import (
 
 _CALLS = "tool_calls"
 _REASONING = ("reasoning_content", "thinking")
-"""Fields of a parsed message that can contain the reasoning."""
 
 
 class Response(ToolFormat):

@@ -19,11 +19,9 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns of an answer, or of the calls of one tool.
+    """The patterns of the opening and closing delimiter of an answer, or of the calls of one tool.
 
     Attributes:
-        opening: the pattern of the opening delimiter.
-        closing: the pattern of the closing delimiter.
         longest: an upper bound for the length of each delimiter, in characters. Spaces after a code fence do not count.
         is_answer: true for an answer, false for a call.
 
@@ -68,13 +66,9 @@ class _Search:
 class TagScan:
     """A function that gets each new part of an action's text, and returns whether the action is complete.
 
-    An action is complete if its first call is closed, or if an answer is closed before the first call begins. Thoughts
-    (``<think> .. </think>``) at the beginning of the text are skipped.
-
-    Args:
-        elements: the patterns of the calls and of the answer.
-        is_opened: whether the text begins inside a thought.
-        thoughts: the largest number of thoughts that are skipped.
+    An action is complete if its first call is closed, or if an answer is closed before the first call begins. Up to
+    ``thoughts`` thoughts (``<think> .. </think>``) at the beginning of the text are skipped. ``is_opened`` says whether
+    the text begins inside a thought.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:

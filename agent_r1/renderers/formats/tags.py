@@ -33,10 +33,10 @@ PLAIN_TEMPLATE = """\
     {{- message.content }}
     {{- eos_token if loop.last and message.role == 'assistant' and not add_generation_prompt else '\\n\\n' }}
 {%- endfor %}"""
-"""A template for tokenizers without a chat template: the texts of all messages, with empty lines between them."""
+"""A template for tokenizers without a chat template: the texts of all messages, separated by empty lines."""
 
 PLAIN_BREAK = "\n\n"
-"""The text that PLAIN_TEMPLATE writes between an action and the next message, in place of an end token."""
+"""The text that PLAIN_TEMPLATE writes after an action, in place of an end token."""
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
@@ -78,7 +78,7 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns that find these delimiters in the text of an action that is still being sampled.
+        """Return the patterns that find these delimiters while an action is being sampled.
 
         A closing fence is found only after its line has ended, because a closing fence stands alone on its line.
         """
@@ -86,7 +86,6 @@ class _Delimiters:
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
 
     def find(self, text: str, position: int) -> _Element | None:
-        """Return the first text between these delimiters that begins at ``position`` or later, or None."""
         opened = self.open_pattern.search(text, position)
         if opened is None:
             return None
@@ -97,12 +96,9 @@ class _Delimiters:
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """A call or an answer in a text.
+    """A call or an answer in a text. ``start`` is the index of the opening delimiter.
 
-    Attributes:
-        start: the index of the opening delimiter.
-        inside: the text between the delimiters.
-        end: the index after the closing delimiter; None without a closing delimiter.
+    ``end`` is the index after the closing delimiter; None without a closing delimiter.
     """
 
     start: int

@@ -165,7 +165,6 @@ class CallBlock:
     """The text between the opening and the closing delimiter of a call.
 
     Attributes:
-        text: the text between the delimiters.
         is_closed: whether the closing delimiter was found.
         end: the index in the whole text after the call.
 
