@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -102,14 +102,14 @@ class Optimizer:
         }
 
 
-def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor by which the configured learning rates are multiplied in update ``step`` (from 1) of ``steps``.
+def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int], float]:
+    """Return a function from an update's number, from 1 to ``steps``, to the factor on the configured learning rates.
 
     The decay is equal to the decay in the library transformers. The warm-up is one step ahead: in transformers, the
     first factor is 0.
 
     Example:
-        learning_rate_factor(ScheduleConfig(name="linear", warmup_steps=2), step=1, steps=12) == 0.5
+        learning_rate_schedule(ScheduleConfig(name="linear", warmup_steps=2), steps=12)(1) == 0.5
     """
     warmup, decay = config.lengths(steps)
     # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
@@ -126,7 +126,11 @@ def learning_rate_factor(config: ScheduleConfig, step: int, steps: int) -> float
         schedule = get_scheduler(
             "warmup_stable_decay", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs=shape
         )
-    return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))
+
+    def factor(step: int) -> float:
+        return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))
+
+    return factor
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with
 from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.oom_retry import explain_oom
-from agent_r1.trainer.optimizer import learning_rate_factor
+from agent_r1.trainer.optimizer import learning_rate_schedule
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, PreparedBatch, Trainer, TrainerState
 from agent_r1.trainer.report import (
     MASKED,
@@ -110,7 +110,8 @@ class PolicyUpdater:
     ) -> None:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
-        self._seed, self._steps, self._record_groups = seed, steps, record_groups
+        self._learning_rate_factor = learning_rate_schedule(config.schedule, steps)
+        self._seed, self._record_groups = seed, record_groups
         self._reward_weights, self._reward_schedules = dict(reward_weights), dict(reward_schedules)
         self._profiler = profiler
         self._step = self._version = 0
@@ -167,7 +168,7 @@ class PolicyUpdater:
                 tuple(excluded for one in selections for excluded in one.excluded),
             )
             kept = self._algorithm.select(selection, self._version)
-            factor = learning_rate_factor(self._config.schedule, self._step, self._steps)
+            factor = self._learning_rate_factor(self._step)
             metrics = reward_metrics(selection, kept) | {"learning_rate": factor * self._config.learning_rate}
             if "critic" in self._algorithm.needs:
                 metrics["critic_learning_rate"] = factor * self._config.critic_learning_rate

@@ -17,7 +17,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.envs import ToolEnv
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.config import ScheduleConfig
-from agent_r1.trainer.optimizer import learning_rate_factor
+from agent_r1.trainer.optimizer import learning_rate_schedule
 from agent_r1.training.config import TrainConfig, resolve_config
 
 STEPS = 12
@@ -36,7 +36,7 @@ def rates_of(name: str, **shape: Any) -> list[float]:
 
 
 def factors_of(config: ScheduleConfig, steps: int) -> list[float]:
-    return [learning_rate_factor(config, step, steps) for step in range(1, steps + 1)]
+    return list(map(learning_rate_schedule(config, steps), range(1, steps + 1)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_factors_are_those_of_transformers_with_the_warmup_one_step_ahead(settin
 def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     config = ScheduleConfig(name="linear", decay_ratio=0.5, min_ratio=0.4)
     assert factors_of(config, 4) == pytest.approx([1.0, 1.0, 1.0, 0.7])
-    assert learning_rate_factor(config, 5, 4) == pytest.approx(0.4)
+    assert learning_rate_schedule(config, 4)(5) == pytest.approx(0.4)
     late = ScheduleConfig(name="linear", warmup_steps=2, decay_ratio=0.5)  # the last half of all steps
     assert factors_of(late, 8) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
     raised = ScheduleConfig(name="linear", warmup_steps=4, min_ratio=0.2)
@@ -88,7 +88,7 @@ def test_ratios_that_share_a_run_fit_into_every_number_of_steps(warmup: float) -
 
 
 def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:
-    assert {learning_rate_factor(ScheduleConfig(), step, STEPS) for step in range(1, 30)} == {1.0}
+    assert set(map(learning_rate_schedule(ScheduleConfig(), STEPS), range(1, 30))) == {1.0}
 
 
 @pytest.mark.parametrize(
