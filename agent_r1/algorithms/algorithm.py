@@ -351,7 +351,6 @@ class Algorithm(Component):
 
 
 def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
-    """Raise InvalidInput if ``numbers``, from a user's estimator or loss, does not have the shape ``shape``."""
     if isinstance(numbers, Tensor) and numbers.shape == shape:
         return
     is_tensor = isinstance(numbers, Tensor)

@@ -16,15 +16,12 @@ RATIO_LEVELS: Mapping[Level, str] = {
 
 
 def objective(algorithm: Algorithm) -> str:
-    """Return the objective of the algorithm in one line: its clauses, separated by semicolons."""
+    """Return the objective of the algorithm in one line, with clauses separated by semicolons."""
     return "; ".join(clauses(algorithm))
 
 
 def clauses(algorithm: Algorithm) -> Iterator[str]:
-    """Yield the clauses of the objective as text, such as "A = R - mean R of the group".
-
-    The clauses describe the maximized term, the importance ratio r, the advantage A, other terms, and filters.
-    """
+    """Yield the clauses of the objective as text, such as "A = R - mean R of the group"."""
     aggregated = algorithm.aggregation.replace("_", " ")
     if algorithm.length is not None:
         aggregated = f"sum over tokens / ({algorithm.length:g} * trajectories)"

@@ -132,7 +132,6 @@ success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:
-    """Return whether each of M returns is above ``threshold`` - ``RETURN_TOLERANCE``: (M,) bool."""
     return returns > threshold - RETURN_TOLERANCE
 
 
@@ -271,9 +270,7 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 
 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
-    """Return the loss weight of each of n tokens: (n,) float64.
-
-    Units without tokens are not counted.
+    """Return the loss weight of each of n tokens: (n,) float64. Units without tokens are not counted.
 
     Args:
         unit: (n,) the index of each token's unit (turn, trajectory or group, depending on ``aggregation``).

@@ -87,7 +87,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return the value of each parameter of an algorithm, by dotted key. The value of a component is its name.
+    """Return the value of each parameter, by dotted key. The value of a component is its name.
 
     Example:
         parameters(GRPO)["loss"] == "clip"
@@ -274,10 +274,7 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
-    """Return the error for a parameter ``name`` that a component does not have. ``prefix`` is put before the name.
-
-    The message lists the components that have such a parameter, or else the parameters of ``component``.
-    """
+    """Return the error for a parameter ``name`` that a component does not have. ``prefix`` is put before the name."""
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]
     if own and others:

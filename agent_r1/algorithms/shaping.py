@@ -51,7 +51,7 @@ class Filters(Component):
     def apply(self, selection: Selection, version: int) -> Selection:
         """Return the selection without the samples that a filter removes.
 
-        Each filter gets the samples that the previous filters kept. ``version`` is the version of the current weights.
+        ``version`` is the version of the current weights.
         """
         if self.staleness is not None:
             selection = _without(selection, stale(selection.samples, version, self.staleness))
@@ -249,6 +249,5 @@ def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | 
 
 
 def _returns(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """Return (returns, group indices) of the samples."""
     returns = torch.tensor([sample.total for sample in samples], dtype=torch.float64)
     return returns, torch.tensor([sample.group for sample in samples], dtype=torch.int64)

@@ -40,7 +40,6 @@ class TopTokens:
     """(N, k) float64 log-probabilities."""
 
     def select(self, mask: Tensor) -> TopTokens:
-        """Return only the rows for which ``mask`` (N,) is true."""
         return TopTokens(self.ids[mask], self.logprobs[mask])
 
 
@@ -64,10 +63,7 @@ class ModelOutputs:
     """The teacher's most likely tokens, for ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens that ``mask`` (N,) selects.
-
-        ``values.after_action`` (S,) is not changed, because it has one number per turn.
-        """
+        """Return the outputs for the tokens that ``mask`` (N,) selects, and all values after actions."""
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
@@ -80,10 +76,7 @@ class ModelOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """The values that the critic should predict, and their weights in the value loss.
-
-    A state without a target has weight 0.
-    """
+    """The values that the critic should predict, and their weights in the value loss (0 without a target)."""
 
     target: StateValues
     weight: StateValues

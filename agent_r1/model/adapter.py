@@ -41,12 +41,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
     A is random and B is 0, so the outputs of the model do not change yet. Both are in float32 or a more precise type.
-
-    Args:
-        model: the model.
-        config: the rank of the adapter, and the layers that get it.
-        seed: the seed of A.
-        base: the name or the folder of the model without the adapter, for the adapter's files.
+    ``seed`` is for A. ``base`` is the name or the folder of the model without the adapter, for the adapter's files.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
@@ -82,8 +77,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Add the adapter in ``folder`` to the model in place, freeze all other weights, and return the model.
 
-    Raises:
-        InvalidInput: peft is not installed, or the folder holds no plain LoRA adapter for this model.
+    Raise InvalidInput if peft is not installed, or if the folder holds no plain LoRA adapter for this model.
     """
     peft = import_extra("peft", "lora")
     try:
@@ -212,7 +206,7 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the adapter that :func:`save_weights` wrote to ``folder``, by the names of its weights in ``model``.
 
-    Raise ValueError if the adapters in ``folder`` and in ``model`` have different settings.
+    Raise ValueError if the settings of this adapter and of the model's adapter differ.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}

@@ -19,7 +19,7 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""The layer that transformers applies after the last hidden state. Sentence encoders do not use it."""
+"""The layer after the last hidden state, which sentence encoders do not use."""
 
 Pooling = Literal["mean", "cls"]
 
@@ -42,7 +42,6 @@ class SentenceEncoder:
 
     @property
     def width(self) -> int:
-        """The number of elements of a vector."""
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:
@@ -70,7 +69,6 @@ class SentenceEncoder:
         return vectors
 
     def _vectors(self, texts: list[str]) -> np.ndarray:
-        """Return the vectors of one batch of texts. The vector of a text without tokens is 0."""
         # Tokenizers fail on lone surrogates.
         valid = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encoded: Any = self.tokenizer(
@@ -89,7 +87,7 @@ class SentenceEncoder:
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean over all tokens that are not padding: (texts, tokens, width) -> (texts, width)."""
+    """Return the mean over tokens without padding: (texts, tokens, width) -> (texts, width)."""
     weight = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)
 
@@ -103,13 +101,13 @@ def load_encoder(
         name: the name or the folder of the encoder.
         pooling: the vector of a text: the mean over its tokens ("mean"), the vector of the first token ("cls"), or as
             the encoder's folder declares ("auto").
-        max_tokens: the largest number of tokens that are read of a text. A smaller limit of the encoder also applies.
+        max_tokens: the number of tokens that are read of a text, unless the encoder has a smaller limit.
         batch: the number of texts that are encoded at once.
         device: such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares another pooling; or ``device`` is a GPU and torch sees no GPU.
+            declares another pooling; or torch has no such GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")

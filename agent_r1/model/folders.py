@@ -21,7 +21,7 @@ HUB_SECONDS = 10.0
 """Time limit for an answer of the hub, in seconds."""
 
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
-"""Files on the hub that are not downloaded: pickled weights, and weights for other libraries."""
+"""Files that are not downloaded: pickled weights, and weights for other libraries."""
 
 CONVERSION = 1
 """Version of the code that converts model files. Increase it with each change that changes the converted files."""
@@ -71,9 +71,9 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the path of the model file in an installed package, without importing the package.
+    """Return the path of the model file in a package, without importing the package; None if it is not installed.
 
-    Return None if the package is not installed. Raise InvalidInput if it has no such file.
+    Raise InvalidInput if the package has no such file.
     """
     spec = find_spec(package.module)
     if spec is None:
@@ -88,7 +88,7 @@ def _package_file(package: Package) -> Path | None:
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
     """Convert the model in ``file`` to a Hugging Face folder inside ``folder``, and return the new folder.
 
-    The new folder is kept. Later calls only verify its checksums.
+    Later calls only verify the checksums of the new folder.
     """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -107,7 +107,6 @@ def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
 
 
 def _is_hub_name(name: str) -> bool:
-    """Return whether ``name`` has the form of a name on the hub: NAME or OWNER/NAME."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -117,9 +116,9 @@ def _is_hub_name(name: str) -> bool:
 
 @cache  # so that the hub is asked once, and tokenizer and weights are of one revision
 def _hub_folder(name: str) -> Path:
-    """Return the folder with the files of a model on the hub. Files that are not in the local cache are downloaded.
+    """Return the folder with the files of a model on the hub. Missing files are downloaded.
 
-    Raise _NotOnHub if the hub has no such model, or if the hub does not answer and the files are not in the cache.
+    Raise _NotOnHub if the hub has no such model, or if it does not answer and files are missing.
     """
     unreachable = None
     try:

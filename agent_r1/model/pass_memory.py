@@ -75,9 +75,9 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of the tokens ``ids`` (B, T), as fake tensors.
+    """Return the hidden states (B, T, H) of ``ids`` (B, T) as fake tensors.
 
-    If ``with_mask`` is true, the attention gets a mask (B, T, T), as in a pass over trees of tokens.
+    ``with_mask`` adds an attention mask (B, T, T), as in a pass over trees of tokens.
     """
     if with_mask:
         return hidden_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
@@ -95,17 +95,15 @@ def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: Lor
 
 
 def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of weights of an adapter with the settings ``lora`` for ``model``."""
+    """Return the number of weights of an adapter for ``model``."""
     return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
 
 
 def settings_of(model: PreTrainedModel) -> str:
-    """Return the configuration of a model as JSON."""
     return json.dumps(model.config.to_dict(), default=str, sort_keys=True)
 
 
 def kv_bytes_per_token(model: PreTrainedModel, dtype: Dtype) -> int:
-    """Return the number of bytes of the keys and values of one token in a KV cache of type ``dtype``."""
     return _kv_bytes(type(model), settings_of(model), dtype)  # type: ignore[arg-type]
 
 
@@ -121,10 +119,7 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 def _fake_model(
     model_type: type[PreTrainedModel], settings: str, dtype: Dtype, lora: LoraConfig = NO_ADAPTER
 ) -> PreTrainedModel:
-    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode.
-
-    ``settings`` is the configuration of the model as JSON.
-    """
+    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode."""
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
@@ -135,7 +130,6 @@ def _fake_model(
 
 
 def _add_fake_adapter(model: PreTrainedModel, lora: LoraConfig) -> None:
-    """Add an adapter to the model in place. Its matrices are fake tensors."""
     with torch.device("meta"):  # peft moves matrices on other devices, which fails for tensors without data
         add_adapter(model, lora, seed=0, base="")
     for layer in model.modules():

@@ -42,8 +42,6 @@ def softmax_scores(
 
 
 class _Scores(torch.autograd.Function):
-    """The autograd function of :func:`softmax_scores`."""
-
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> Any:
         table = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))  # (N, V), without a copy in fp32

@@ -21,19 +21,13 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""A key in the header of a tensor file. Its value says which rows of each tensor are in the file, as JSON: {"name of a
+"""A key in the header of a tensor file. Its JSON value says which rows of each tensor are in the file: {"name of a
 tensor": [index of the first row in the file, number of rows of the whole tensor]}."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some successive rows of a tensor.
-
-    Attributes:
-        tensor: the rows.
-        first: the index of the first of these rows in the whole tensor.
-        total: the number of rows of the whole tensor.
-    """
+    """Some successive rows of a tensor, from row ``first`` on. The whole tensor has ``total`` rows."""
 
     tensor: Tensor
     first: int
@@ -43,10 +37,7 @@ class Rows:
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
     """Write tensors to one safetensors file. Raise AgentR1Error if the file cannot be written.
 
-    Args:
-        path: the file.
-        divided: the rows of each tensor that is divided among several files, by name.
-        whole: the tensors that are only in this file, by name.
+    ``divided`` tensors have other rows in other files. ``whole`` tensors are only in this file.
     """
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}

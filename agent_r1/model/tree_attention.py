@@ -171,7 +171,7 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer, and return (output (B, T, H, D), None), as transformers requires.
 
-    Without ``tree_parts``, the usual attention of transformers is computed.
+    Without ``tree_parts``, the usual attention is computed.
     """
     if tree_parts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -74,7 +74,6 @@ def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> 
     """Return a value model whose backbone is a copy of the policy's backbone.
 
     If the policy has an adapter, the value model gets its own adapter, and shares the frozen weights with the policy.
-    For ``reads_logprobs``, see :class:`ValueModel`.
     """
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()

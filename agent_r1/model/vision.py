@@ -41,7 +41,7 @@ KEPT_BYTES = 2**28
 
 
 def has_vision(config: PreTrainedConfig) -> bool:
-    """Return whether a model with this configuration reads images in a way that this package supports."""
+    """Return whether this package supports reading images with a model of this configuration."""
     return config.model_type in GRID_MODELS + TILE_MODELS
 
 
@@ -62,7 +62,7 @@ class Pixels:
     Attributes:
         arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
         count: the number k of features.
-        grid: the numbers of rows and columns of features. None if each token of the model has one position.
+        grid: the numbers of rows and columns of features; None if tokens have one position.
         tiles: the numbers of rows and columns of tiles; (0, 0) without tiles.
     """
 
@@ -98,10 +98,7 @@ class Pixels:
 class ImageProcessor:
     """The image processor of a model, which implements :class:`agent_r1.renderers.protocol.ImageExpander`.
 
-    Args:
-        processor: the image processor of transformers.
-        config: the configuration of the model.
-        placeholder: the text of the placeholder token.
+    ``placeholder`` is the text of the placeholder token.
     """
 
     def __init__(self, processor: Any, config: PreTrainedConfig, placeholder: str) -> None:
@@ -179,8 +176,7 @@ def load_image_processor(
 ) -> ImageProcessor | None:
     """Return the image processor in the folder of a model; None if the model has no vision.
 
-    Raises:
-        InvalidInput: pillow is not installed, or the folder has no image processor that can be loaded.
+    Raise InvalidInput if pillow is not installed, or if the folder has no image processor that can be loaded.
     """
     if not has_vision(config):
         return None
@@ -203,8 +199,8 @@ class ImageFeatures:
 
     Attributes:
         embeddings: (F, H) the vectors that replace the embeddings of the placeholder tokens.
-        deepstack: for each of the first layers of the decoder, the vectors (F, H) that are added to its output
-            (arXiv:2406.04334); () if the model has none.
+        deepstack: the vectors (F, H) that are added to the output of each of the first layers of the decoder
+            (arXiv:2406.04334); () if none.
     """
 
     embeddings: Tensor
@@ -234,12 +230,9 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 
 
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
-    """Return the arguments with which a text decoder reads tokens and images.
+    """Return the arguments with which a text decoder reads the tokens ``ids`` (B, T) and images.
 
-    Args:
-        ids: (B, T) tokens.
-        index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
-        features: the features of the images of the pass.
+    ``index`` (B, T) holds the index of the feature, 0 .. F - 1, of each placeholder token; -1 for tokens of text.
     """
     is_image = index >= 0  # (B, T)
     own = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))  # (B, T, H)
@@ -255,7 +248,7 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     """Return the three positions of each token: (3, B, T).
 
     Args:
-        index: (B, T) for each placeholder token, the index of its feature, 0 .. F - 1; -1 for tokens of text.
+        index: (B, T) the index of the feature, 0 .. F - 1, of each placeholder token; -1 for tokens of text.
         images: the images, in the order of their features.
         first: (B,) the position of the first token of each row. If the token is inside an image, its position as if the
             image were text.
@@ -275,10 +268,9 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassImages:
-    """The images of a forward pass over B rows of T tokens.
+    """The images of a forward pass over B rows of T tokens. Each image is listed once.
 
     Attributes:
-        pixels: the images, each listed once.
         index: (B, T) for each placeholder token, the index of its feature among the features of all ``pixels``; -1 for
             tokens of text.
         positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
@@ -292,13 +284,9 @@ class PassImages:
     def of(
         cls, media: Sequence[Sequence[PromptMedia]], length: int, processor: ImageProcessor, device: torch.device
     ) -> PassImages | None:
-        """Return the images of a pass; None if the pass has no images.
+        """Return the images of a pass over rows of ``length`` tokens; None if there are no images.
 
-        Args:
-            media: for each row, the images at their placeholder tokens.
-            length: the number T of tokens in a row.
-            processor: computes the pixels of an image.
-            device: the device of the pass.
+        ``media`` holds, for each row, the images at their placeholder tokens.
         """
         distinct = {one.image.sha256: processor.pixels(one.image) for row in media for one in row}
         if not distinct:

@@ -24,8 +24,8 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": tor
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    The submodules named in ``keep`` keep their type. Buffers also keep it, because the frequencies of rotary embeddings
-    must stay in float32. Tied parameters stay tied.
+    The submodules named in ``keep`` keep their type. So do buffers: the frequencies of rotary embeddings must stay in
+    float32.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -60,10 +60,9 @@ class MixedPrecision(Generic[M]):
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return the pair of ``weights`` and a copy that computes in ``dtype``.
+    """Return the pair of ``weights`` and a copy that computes in ``dtype``, or of ``weights`` twice for float32.
 
-    In the copy, the submodules named in ``keep`` keep their data type. With float32, no copy is made: both modules are
-    ``weights``.
+    In the copy, the submodules named in ``keep`` keep their data type.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
@@ -75,10 +74,9 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 
 
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Return a gradient hook for the copy of the parameter ``weight``.
+    """Return a gradient hook for the copy of ``weight``.
 
-    The hook adds the copy's gradient to the gradient of ``weight``, in the data type of ``weight``. Then it frees the
-    copy's gradient.
+    The hook moves the copy's gradient into the gradient of ``weight``, in the data type of ``weight``.
     """
 
     def hand_over(own: Tensor) -> None:
