@@ -57,25 +57,24 @@ class Kl(Component):
     gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between two changes of the reference policy towards the trained policy (see ``sync_alpha``). 0:
-    the reference policy is always the policy before training."""
+    """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: it is always the policy before
+    training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
     """alpha in each change of the reference policy: it becomes alpha * policy + (1 - alpha) * reference
     (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656)."""
 
     placement: Literal["loss", "reward"] = "loss"
-    """Where the penalty is applied. loss: a term of the loss. reward: the penalty, estimated by k1, is subtracted from
-    the reward of each action token."""
+    """Where the penalty is applied. loss: a term of the loss. reward: its estimate k1 is subtracted from the reward of
+    each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """Desired KL divergence per token. After each update, the coefficient is adapted towards this divergence
-    (arXiv:1909.08593, section 2.2). none: the coefficient is constant."""
+    """Desired KL divergence per token, towards which each update adapts the coefficient (arXiv:1909.08593, section
+    2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories in which the coefficient grows by the factor e^0.2 if the divergence stays 20 % or more
-    above the target. If it stays 20 % or more below, the factor is e^-0.2. Smaller deviations change the coefficient
-    more slowly."""
+    """Number of trajectories in which the coefficient is multiplied by exp(clip(divergence / target - 1, -0.2,
+    0.2))."""
 
     @property
     def formula(self) -> str:
@@ -237,8 +236,8 @@ class Rejection(Component):
     """A unit is rejected if the mean or product of its ratios (see statistic) is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """Tokens that count in the denominators of the loss, and get a KL penalty and an entropy bonus. all: accepted and
-    rejected tokens. accepted: only accepted tokens, as in verl."""
+    """Tokens that count in the denominators of the loss, and get KL penalty and entropy bonus. all: also rejected
+    tokens. accepted: only accepted tokens, as in verl."""
 
     @property
     def formula(self) -> str:

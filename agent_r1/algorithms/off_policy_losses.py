@@ -27,20 +27,20 @@ class Vespo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k for tokens with advantage A >= 0. A larger k decreases the weight of tokens whose turn or trajectory
-    has an importance ratio W below 1."""
+    """Exponent k for tokens with advantage A >= 0. A larger k decreases the weight of turns or trajectories with an
+    importance ratio W below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda for tokens with advantage A >= 0. A larger lambda decreases the weight of tokens whose turn or trajectory
-    has an importance ratio W above 1."""
+    """lambda for tokens with advantage A >= 0. A larger lambda decreases the weight of turns or trajectories with an
+    importance ratio W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k for tokens with advantage A < 0. A larger k decreases the weight of tokens whose turn or trajectory
-    has an importance ratio W below 1."""
+    """Exponent k for tokens with advantage A < 0. A larger k decreases the weight of turns or trajectories with an
+    importance ratio W below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda for tokens with advantage A < 0. A larger lambda decreases the weight of tokens whose turn or trajectory
-    has an importance ratio W above 1."""
+    """lambda for tokens with advantage A < 0. A larger lambda decreases the weight of turns or trajectories with an
+    importance ratio W above 1."""
 
     @property
     def formula(self) -> str:
@@ -73,8 +73,7 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, its term -r A (importance ratio
-    r, advantage A) is left out."""
+    """If the probability of a token changes by more than this number during the update, its term -r A is left out."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the term (log r)^2, with the importance ratio r."""

@@ -71,7 +71,7 @@ class Clip(PolicyLoss):
     """A token with a positive advantage has no gradient if its importance ratio is above 1 + clip_high."""
 
     dual_clip: float | None = Field(default=3.0, gt=1)
-    """Bound of the loss if the advantage A is negative: the loss is at most -A times this number. none: no bound."""
+    """Bound of the loss if the advantage A is negative: at most -A times this number. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -177,12 +177,12 @@ class Sapo(PolicyLoss):
     name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """tau for tokens with a positive advantage. With a larger tau, the gradient decreases faster as the importance
-    ratio moves away from 1."""
+    """tau for tokens with a positive advantage. With a larger tau, the gradient decreases faster away from importance
+    ratio 1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau for tokens with a negative advantage. With a larger tau, the gradient decreases faster as the importance
-    ratio moves away from 1."""
+    """tau for tokens with a negative advantage. With a larger tau, the gradient decreases faster away from importance
+    ratio 1."""
 
     @property
     def formula(self) -> str:

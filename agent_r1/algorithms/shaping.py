@@ -118,14 +118,12 @@ class RewardShaping(Component):
     """Changes of rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for action tokens. The trajectory with the most action tokens in its group loses this share
-    of the group's mean return; shorter trajectories lose proportionally less. There is no penalty if the mean return is
-    negative."""
+    """Weight of the penalty for action tokens. A trajectory loses weight * max(0, mean return of its group) * (its
+    action tokens / the most action tokens in its group)."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for turns. The trajectory with the most turns in its group loses this share of the group's
-    mean return; trajectories with fewer turns lose proportionally less. There is no penalty if the mean return is
-    negative."""
+    """Weight of the penalty for turns. A trajectory loses weight * max(0, mean return of its group) * (its turns / the
+    most turns in its group)."""
 
     process_scale: Literal["none", "largest"] = "none"
     """How process rewards are scaled. none: not at all. largest: they are divided by the largest absolute return to go

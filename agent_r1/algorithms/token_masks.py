@@ -59,7 +59,7 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of the squared log-ratio between trainer and sampler, over the tokens that are not masked."""
+    """Largest mean of the squared log-ratio between trainer and sampler, over the remaining tokens."""
 
     @property
     def formula(self) -> str:

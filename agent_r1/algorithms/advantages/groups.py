@@ -112,8 +112,8 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in a set. The advantage is how much the attempt raises the best return of a set, averaged over
-    all sets of k attempts of the group. none, or a number above the size of the group: the size of the group."""
+    """Number of attempts in a set. The advantage is how much the attempt raises the best return of a set, on average
+    over all sets of the group. none: the size of the group, which is also the maximum."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""

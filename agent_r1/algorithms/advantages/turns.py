@@ -162,7 +162,7 @@ class SameHistory(TurnRelative):
     last state is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in (k + 1)^alpha, the weight of the comparison among turns with the same last k states."""
+    """Exponent in the weight (k + 1)^alpha of the comparison among turns with the same last k states."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
