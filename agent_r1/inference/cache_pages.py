@@ -74,9 +74,9 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    With the native decoder, sequences share all pages. A sequence can be removed and computed again later, because its
-    keys and values get the same bits. In PyTorch, a prefill and a decode step give different bits. So each session
-    takes the pages of a whole context, and no sequence is removed.
+    With the native decoder, a sequence can be removed and computed again later, because its keys and values get the
+    same bits. So sequences share all pages. In PyTorch, a prefill and a decode step give different bits. So each
+    session takes the pages of a whole context.
 
     Args:
         context: the maximum number of tokens of a sequence.

@@ -20,10 +20,8 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of prompts in a canary, and the number of tokens in each prompt.
-
-A prompt fills at least one block of a server's prefix cache. Such a block has 16 to 128 tokens.
-"""
+"""The number of prompts in a canary, and the number of tokens in each prompt: at least a block of a server's prefix
+cache."""
 
 TEMPERATURE = 0.7
 """The temperature for the token after a prompt. It is not 1, to detect servers that ignore the temperature."""
@@ -32,8 +30,8 @@ NUM_NEXT = 32
 """The number of most likely next tokens that the trainer stores for each prompt."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt. All of them must be among the trainer's
-``NUM_NEXT`` most likely next tokens."""
+"""The number of most likely next tokens that a server returns for each prompt. All must be among the trainer's
+``NUM_NEXT``."""
 
 NUM_SAMPLED = 32
 """The number of tokens that :func:`measure_gap` samples after each prompt."""
@@ -74,7 +72,7 @@ class CanaryReading:
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the most likely next tokens after the prompt: token id to log-probability, at ``TEMPERATURE``.
+        next_logprobs: the log-probabilities of the most likely next tokens at ``TEMPERATURE``, by token id.
     """
 
     logprobs: tuple[float, ...]
@@ -83,7 +81,6 @@ class CanaryReading:
 
 @torch.no_grad()
 def compute_canary(model: PreTrainedModel) -> Canary:
-    """Return the fixed prompts, with the log-probabilities that ``model`` gives to their tokens."""
     ids = _prompts(model)  # (B, T)
     logits = model(input_ids=ids.to(model.device), use_cache=False).logits.cpu().float()  # (B, T, V)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)  # (B, T - 1)
@@ -118,7 +115,7 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, dtype: Dtype) -> bool:
-        """Return whether rounding errors of ``dtype`` explain the gap. A gap of NaN gives False."""
+        """Return whether rounding errors of ``dtype`` explain the gap. NaN is not explained."""
         band = BANDS[dtype]
         return self.mean <= band.mean and self.largest <= band.maximum
 
@@ -126,7 +123,7 @@ class LogprobGap:
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
     """Return how much the log-probabilities of an engine and of ``model`` differ on tokens that the engine samples.
 
-    The engine should have the weights of ``model``. Raise EngineError if the engine fails.
+    Raise EngineError if the engine fails.
     """
     context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
     length = min(PROMPT_LENGTH, context // 2)
@@ -167,13 +164,10 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
     Server and trainer agree if rounding errors explain the differences in two comparisons:
 
     - The log-probabilities of both in ``now``.
-    - The changes of both from ``before`` to ``now``. Most rounding errors cancel out in a change. So the changes reveal
-      a server with old weights even after a small optimizer step.
+    - The changes of both from ``before`` to ``now``. Most rounding errors cancel out in a change. So a server with old
+      weights is found even after a small optimizer step.
 
-    Args:
-        now: the result for the current weights.
-        before: the last result that matched. None: only the first comparison is made.
-        dtype: the data type of the server.
+    If ``before`` is None, only the first comparison is made. ``dtype`` is the data type of the server.
     """
     band = BANDS[dtype]
     expected, found = _values(now.canary), _values(now.readings)
@@ -197,11 +191,7 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 
 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
-    """Return all log-probabilities of the prompts in one dictionary.
-
-    The keys are (index of the prompt, False, index in ``logprobs``) and (index of the prompt, True, token id in
-    ``next_logprobs``).
-    """
+    """Return the log-probabilities of all prompts by (index of the prompt, whether it is a next token, index or id)."""
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):
         values |= {(number, False, index): logprob for index, logprob in enumerate(prompt.logprobs)}

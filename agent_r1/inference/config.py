@@ -37,7 +37,7 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     python: str = ""
-    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this setting, the run starts
+    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. The run then starts
     engine.replicas servers on loopback, and stops them at its end."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
@@ -53,19 +53,19 @@ class VllmConfig(BaseModel):
     GPUs."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
-    Empty: /dev/shm, or the folder for temporary files if /dev/shm is too small."""
+    """Folder through which the servers get the weights, and which they can read under this path. Empty: /dev/shm, or
+    the folder for temporary files if /dev/shm is too small."""
 
     start_seconds: float = Field(default=900.0, gt=0)
     """Time limit for the start of the servers, in seconds."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
-    until a later update succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until a later
+    update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
-    requests until a later update succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
+    a later update succeeds."""
 
     @field_validator("urls")
     @classmethod
@@ -89,16 +89,16 @@ class SglangConfig(BaseModel):
     options that these servers need."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All servers must be able to read the folder under this path.
-    Empty: /dev/shm, or the folder for temporary files if /dev/shm is too small."""
+    """Folder through which the servers get the weights, and which they can read under this path. Empty: /dev/shm, or
+    the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
-    until a later update succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until a later
+    update succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
-    requests until a later update succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
+    a later update succeeds."""
 
 
 class EngineConfig(BaseModel):
@@ -118,9 +118,9 @@ class EngineConfig(BaseModel):
     room. A vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. Sequences that do not fit wait. With decode_step native, sequences share this
-    memory as they grow; otherwise each session takes the memory of a whole context. None: on a CPU, half of the
-    available memory, at most 4 GiB; on a GPU, 30 % of the free memory. vLLM servers: their own default."""
+    """Memory for the KV cache, in GiB. Sequences that do not fit wait. Except with decode_step native, each session
+    takes the memory of a whole context. None: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of
+    the free memory. vLLM servers: their own default."""
 
     backend: Backend = "embedded"
     """Where tokens are generated. embedded: in the process of the run. vllm: on vLLM servers. sglang: on SGLang servers

@@ -48,8 +48,8 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
     """Sample a completion of ``prompt`` by one or more requests, and return the completion.
 
-    Each request continues the tokens sampled so far, with its own seed. A new request is made if the server aborted the
-    last one, or stopped at a stop string that does not meet the stop condition (for example, inside a thought).
+    Each request continues the tokens sampled so far, with its own seed. Several requests are needed if the server
+    aborts one, or stops at a stop string that does not meet the stop condition (for example, inside a thought).
 
     Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
     """
@@ -85,7 +85,6 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 
 
 def join(first: Completion, more: Completion) -> Completion:
-    """Return one completion: the tokens of ``first``, then the tokens of ``more``."""
     shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
     parts = (first.prefilled_tokens, more.prefilled_tokens)
     is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version

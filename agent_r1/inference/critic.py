@@ -1,8 +1,7 @@
 """The value function of a critic: one forward pass predicts the values of many continuations of one context.
 
 The continuations form a tree, because they share prefixes. The tree is one row of the forward pass, and each token
-attends only to the context and to its ancestors in the tree. The keys and values of the context are kept for the next
-call.
+attends only to the context and to its ancestors in the tree.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class TokenTree:
     def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
         """Add the continuation ``branch`` to the tree.
 
-        ``children`` maps (index of a node, token) to the index of the child with this token. The mapping is updated:
-        pass the same dictionary in each call for a tree, empty at first.
+        ``children`` maps (index of a node, token) to the index of the child with this token. Pass the same dictionary
+        in each call for a tree, empty at first.
         """
         node = 0
         for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
@@ -104,8 +103,8 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value of the state after each branch. A branch is a continuation of ``context``.
 
-        The first S tokens of the context are cached. The forward pass reads the other C tokens, and the branches as a
-        :class:`TokenTree` of n nodes. The root of the tree is the last token of the context.
+        The first S tokens of the context are cached. The forward pass reads the other C tokens, and the
+        :class:`TokenTree` of the branches with n nodes, whose root is the last token of the context.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

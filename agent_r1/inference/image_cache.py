@@ -1,7 +1,7 @@
 """Images in the embedded engine: each feature of an image gets a number, and is stored while requests need the image.
 
-A placeholder token of an image is replaced by a negative number, which stands for one feature of the image. Equal
-images have equal numbers. So equal sequences have equal keys and values, and the KV cache needs no knowledge of images.
+A negative number replaces each placeholder token of an image, and stands for one feature of the image. Equal images
+have equal numbers. So the KV cache needs no knowledge of images.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from agent_r1.model.vision import (
 
 @dataclass(slots=True)
 class _Entry:
-    """An image that unfinished requests need.
-
-    Attributes:
-        features: None until they are computed.
-        users: the number of requests that need the image.
-    """
+    """An image that ``users`` unfinished requests need. Its features are None until they are computed."""
 
     pixels: Pixels
     features: ImageFeatures | None = None
@@ -70,7 +65,6 @@ class ImageCache:
         return tuple(tokens)
 
     def release(self, prompt: Prompt) -> None:
-        """Record that a request no longer needs the images of its prompt."""
         with self._lock:
             for one in prompt.media:
                 self._entries[one.image.sha256].users -= 1
@@ -78,14 +72,12 @@ class ImageCache:
     def drop_unused(self) -> None:
         """Drop the images that no request needs. Call this method before the scheduler removes the cancelled requests.
 
-        A request is marked as cancelled before its images are released. So the scheduler removes each request whose
-        images this method dropped.
+        A request whose images are dropped was cancelled before. So the scheduler then removes the request.
         """
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
 
     def on_new_weights(self) -> None:
-        """Drop the features of all images, which were computed with older weights."""
         with self._lock:
             for entry in self._entries.values():
                 entry.features = None
@@ -107,7 +99,7 @@ class ImageCache:
             first: (R,) the position of the first token of each row (see ``position_rows`` in ``model.vision``).
 
         Returns:
-            index: (R, T) the index in ``features`` for each negative number; -1 for tokens of text.
+            index: (R, T) the index of each token's feature in ``features``; -1 for tokens of text.
             features: the features of all images of the pass.
             positions: (3, R, T) the three positions of each token. None if the model has one position per token.
         """

@@ -5,8 +5,7 @@ one tensor of values. A decode step runs on whole blocks, so that all shapes are
 alone gets the same bits as in a batch.
 
 A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
-(``inference.lazy_memory``; on GPUs, vAttention does this, arXiv 2405.04437). On other devices, all slots of a block are
-at least as long as its longest sequence.
+(``inference.lazy_memory``; on GPUs, vAttention does this, arXiv 2405.04437).
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -24,8 +23,7 @@ from agent_r1.inference.lazy_memory import give_back, lazy_zeros
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""In the attention, the length of the keys and values is a multiple of this number, so that few different lengths
-occur."""
+"""In the attention, the number of visible tokens is a multiple of this number."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -75,9 +73,9 @@ def cache_attention(
 
     Args:
         query: (R, H, T, D).
-        key: (R, K, L, D), possibly strided.
-        value: (R, K, L, D), possibly strided.
-        attention_mask: (R, 1, T, L), which is added to the attention scores.
+        key: (R, K, L, D).
+        value: (R, K, L, D).
+        attention_mask: (R, 1, T, L), added to the attention scores.
     """
     rows, heads, new, size = query.shape
     kv_heads = key.shape[1]
@@ -122,8 +120,7 @@ class CacheBlock:
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return (keys, values) of a layer, each (R, K, capacity, D). The first call allocates both, filled with zeros.
 
-        ``like`` is any tensor (R, K, T, D), such as the keys of new tokens. New tensors get its data type, device, K
-        and D.
+        New tensors get the data type, device, K and D of ``like``, any tensor (R, K, T, D).
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
@@ -192,8 +189,8 @@ class DecodeCache(_CacheView):
 class PrefillCache(_CacheView):
     """The cache of a prefill pass: T new tokens for each of several sequences, whose slots can be in different blocks.
 
-    The new keys and values are written to the slots. Each layer gets the earlier tokens, followed by the new tokens.
-    The earlier tokens of sequence i are the first ``cached[i]`` tokens in its slot, padded to the length ``context``.
+    Each layer gets the earlier tokens of a sequence, followed by the new tokens. The earlier tokens of sequence i are
+    the first ``cached[i]`` tokens in its slot, padded to the length ``context``.
     """
 
     def __init__(

@@ -26,8 +26,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 def has_free_addresses() -> bool:
     """Return whether a process may have many more addresses than it uses memory.
 
-    The result is False with a limit for addresses (``ulimit -v``), or if Linux counts all addresses as memory
-    (``vm.overcommit_memory`` is 2).
+    Two settings prevent this: a limit for addresses (``ulimit -v``), and ``vm.overcommit_memory`` 2.
     """
     counts_all = OVERCOMMIT.exists() and OVERCOMMIT.read_text("ascii").strip() == "2"
     return not counts_all and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

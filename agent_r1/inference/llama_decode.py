@@ -1,7 +1,7 @@
 """A decode step of Llama-like models, written as one function of tensors.
 
-A transformers model calls about twenty modules per layer, which takes small models longer than the arithmetic.
-:class:`LlamaDecoder` runs the same operations in the same order and on the same weights.
+:class:`LlamaDecoder` runs the same operations as the transformers model, in the same order and on the same weights. But
+the model calls about twenty modules per layer, which takes small models longer than the arithmetic.
 
 A step of all rows of a block is bit-equal to the model's own forward pass. A step of only the running rows
 (:meth:`LlamaDecoder.decode_rows`) differs by rounding errors. In both, the bits of a row do not depend on the other
@@ -34,7 +34,7 @@ different kernels, and the bits of a row would depend on the count."""
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.
 
-The function appends the keys and values to the cache of the layer, and returns the output (N, H * D).
+It appends the keys and values to the cache of the layer, and returns the output (N, H * D).
 """
 
 
@@ -77,8 +77,8 @@ class LlamaDecoder:
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
         """Return a decoder for ``model``, or None if the model is not supported.
 
-        Supported are the classes in ``LLAMA_LIKE`` with the activation SiLU and without a sliding window. Quantized
-        models and models with an adapter are not supported, because their linear layers are not ``nn.Linear``.
+        Supported are the classes in ``LLAMA_LIKE`` with the activation SiLU, without a sliding window, quantization or
+        adapter.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -94,10 +94,7 @@ class LlamaDecoder:
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
         """Append one token to each row of ``block``. Return the hidden states after the last layer: (R, E).
 
-        Args:
-            token_ids: (R,) the new token of each row.
-            block: the keys and values of the earlier tokens.
-            mask: (R, 1, 1, L) a mask that is added to the attention scores.
+        ``token_ids`` (R,) holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
 
@@ -115,8 +112,7 @@ class LlamaDecoder:
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
         """Append one token to each of the A rows ``rows`` of ``block``. Return the last hidden states: (N, E).
 
-        N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding. ``token_ids``
-        (A,) holds the new token of each row.
+        N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding.
         """
         places = torch.tensor(rows, device=token_ids.device)  # (A,)
         lengths = block.lengths[places]  # (A,)
@@ -163,8 +159,7 @@ class LlamaDecoder:
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
         """Return whether the bits of a row of a matrix product do not depend on the number of rows.
 
-        The test uses random states, the linear maps of the first layer and ``head``. It compares the first k of
-        ``rows`` rows with a product of k rows, for each multiple k of ``ROWS_MULTIPLE``.
+        The linear maps of the first layer and ``head`` are tested with random states, for up to ``rows`` rows.
         """
         random = torch.Generator().manual_seed(0)
         for linear in (*self.layers[0].linears(), head):

@@ -30,7 +30,7 @@ from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import embed_with_images, text_decoder
 
 PREFILL_MULTIPLE = 16
-"""A prefill pass computes a multiple of this number of new tokens, with padding."""
+"""The number of new tokens in a prefill pass is a multiple of this number, with padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class PrefillShape:
     def rows(self, new: int, context: int) -> int:
         """Return the number of rows of a prefill pass. A row has ``new`` tokens after ``context`` cached tokens.
 
-        Padding is included in both counts. A pass always computes all of its rows, so that shapes do not depend on the
-        number of sequences.
+        Both counts include padding. A pass always computes all of its rows, so that shapes do not depend on the number
+        of sequences.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
@@ -65,17 +65,16 @@ NARROW_PASS = PrefillShape(chunk=64, tokens=64)
 """The sizes of prefill passes for large models on a CPU, for which each token takes time, also a token of padding."""
 
 NATIVE_PASS = 128
-"""The largest number of tokens in one prefill pass of the native decoder (C++). The intermediate results of the pass
-should fit into a cache of the processor core."""
+"""The largest number of tokens in one prefill pass of the native decoder: its results should fit into a processor
+cache."""
 
 LARGE_MODEL = 10_000_000
-"""The number of parameters from which a model on a CPU counts as large. Large models have smaller prefill passes
-(``NARROW_PASS``). Their decode steps compute only the running rows, if the results have the same bits."""
+"""From this number of parameters on, a model on a CPU has ``NARROW_PASS``, and decodes only running rows if
+possible."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-"""The largest accepted difference between logits with and without the KV cache, divided by the largest absolute logit.
-One rounding to bfloat16 causes 4e-3. The roundings in all layers of a random model with large weights cause 0.05."""
+"""The largest accepted difference between logits with and without the KV cache, relative to the largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class PrefillChunk:
 
     Attributes:
         slot: the place of the sequence in the KV cache.
-        before: all tokens before this part. Their keys and values are already in the slot.
+        before: all tokens before this part, which are already in the slot.
         token_ids: the tokens of this part. A negative number stands for a feature of an image
             (``inference.image_cache``).
     """
@@ -122,8 +121,7 @@ class PrefixCopy:
 class ModelRunner:
     """Makes the forward passes of a model on the blocks of a KV cache. Not thread-safe.
 
-    The runner takes ownership of the model, and replaces its attention by
-    :func:`~agent_r1.inference.kv_cache.cache_attention`.
+    The runner takes ownership of the model, and replaces its attention by ``kv_cache.cache_attention``.
 
     Args:
         rows: the number of rows of a block.
@@ -247,10 +245,7 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a prefill pass over tokens (R, T). Negative tokens stand for features of images.
-
-        ``positions`` (R, T) are used only if the model has one position per token.
-        """
+        """Run a prefill pass over tokens (R, T). Negative tokens stand for features of images."""
         assert self._images is not None
         first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)
         first[: len(chunks)] = torch.tensor([chunk.cached + self._shift(chunk.before) for chunk in chunks])
@@ -268,10 +263,8 @@ class ModelRunner:
     ) -> Tensor:
         """Run one decode step of a block. Return the fp32 logits of the next tokens: (running rows, V).
 
-        A running row is a row whose sequence is being sampled. The logits are in the order of ``last_tokens``.
-
-        In PyTorch, the step usually computes all rows, so that shapes do not depend on the number of running rows. In
-        the other rows, the step writes only to positions that are overwritten before they are read.
+        A running row is a row whose sequence is being sampled. In PyTorch, the step usually computes all rows, so that
+        shapes do not depend on the number of running rows.
 
         Args:
             block_index: the index of the block.
@@ -325,8 +318,8 @@ class ModelRunner:
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Return the bytes that one token takes in the KV cache, measured by running the model on a short prompt.
 
-    Raise InvalidInput if the engine cannot run the model: the forward pass with the KV cache fails, a logit is not
-    finite, or logits with and without the cache differ by more than rounding errors.
+    Raise InvalidInput if the model fails with the KV cache, or if its logits are not finite or not equal to the logits
+    without the cache, up to rounding errors.
     """
     decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
     usual = decoder.config._attn_implementation

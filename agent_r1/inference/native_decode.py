@@ -4,8 +4,7 @@ In PyTorch, a decode step of a small model is about a hundred operations, whose 
 The native step is one call, and computes only the running rows. The bits of a row depend neither on the other rows nor
 on the number of threads. The results differ from PyTorch's by rounding errors.
 
-A prefill is the same step for successive tokens, without logits. So a token gets the same keys and values in a prefill
-and in a decode step.
+A prefill is the same step for successive tokens, without logits. So a token gets the same keys and values in both.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """
@@ -141,8 +140,7 @@ class NativeDecoder:
             token_ids: (N,) the tokens. The tokens of a sequence are adjacent and in order.
             rows: (N,) the row of each token's sequence.
             positions: (N,) the index of each token in its sequence.
-            block: the block of the rows.
-            logits: (N, V) the tensor that gets the logits; None in a prefill, which computes no logits.
+            logits: (N, V) the tensor that gets the logits. None: no logits are computed.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -169,7 +167,6 @@ class NativeDecoder:
         self._library.functions.decode_step(ctypes.byref(self._weights), ctypes.byref(step))
 
     def _pack_weights(self) -> None:
-        """Copy the model's matrices to the layout of the C++ code, and set ``self._weights``."""
         self._packed = []
         llama, model = self._llama, self._model
         layers = [self._pack_layer(layer) for layer in llama.layers]
@@ -197,8 +194,8 @@ class NativeDecoder:
     def _pack(self, weights: Sequence[Tensor]) -> int:
         """Copy weight matrices (outputs, inputs) to one tensor for the C++ code, and return the address of this tensor.
 
-        One vector instruction computes L outputs. So the rows of all matrices are divided into panels of L rows, and
-        the last panel is filled up with zeros. The shape of the tensor is (panels, inputs, L).
+        One vector instruction computes L outputs. So all rows are divided into panels of L rows, with zeros at the end:
+        (panels, inputs, L).
         """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
@@ -206,7 +203,7 @@ class NativeDecoder:
         return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
 
     def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        """Return the address of a copy of all biases of ``linears``, in order. None: no layer has a bias."""
+        """Return the address of the joined biases of ``linears``, or None if no layer has a bias."""
         if all(linear.bias is None for linear in linears):
             return None
         return self._keep(
@@ -214,6 +211,7 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
+        """Store a tensor until the next :meth:`_pack_weights`, and return the address of its memory."""
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 

@@ -88,7 +88,7 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the last call: once to the busy time, and once per running request to the request time.
+        """Add the time since the last call to the busy time and, once per running request, to the request time.
 
         The caller must hold the lock.
         """

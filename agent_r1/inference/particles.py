@@ -4,9 +4,8 @@ Extensions are sampled from the policy pi. V(s) is the predicted reward after th
 has the weight exp((V(s') - V(s)) / beta). Then the weighted particles approximate the distribution pi(s) exp(V(s) /
 beta).
 
-If the true reward R of a complete sequence replaces V(s'), the particles approximate pi exp(R / beta) for every V. With
-an inaccurate V, the weights are more unequal, and more particles are needed (twisted particle filters:
-arXiv:1903.07046; for language models: arXiv:2404.17546).
+If the true reward R of a complete sequence replaces V(s'), the particles approximate pi exp(R / beta) for every V
+(twisted particle filters: arXiv:1903.07046; for language models: arXiv:2404.17546).
 """
 
 from __future__ import annotations
@@ -68,13 +67,8 @@ async def sequential_monte_carlo(
 ) -> tuple[list[P], list[float]]:
     """Extend and resample ``particles`` until all are complete. Return (particles, logarithms of their weights).
 
-    Args:
-        particles: the particles at the start, such as beginnings of sequences, each with weight 1.
-        extend: extends all particles by one step.
-        is_complete: returns whether a particle is complete.
-        rng: the random numbers of the resampling.
-        resample_below: resample if the effective sample size falls below this share of the number of particles. All
-            weights then become 1.
+    The particles are resampled if the effective sample size falls below ``resample_below`` times the number of
+    particles. All weights then become 1, as at the start.
     """
     current, log_weights = list(particles), [0.0] * len(particles)
     while not all(map(is_complete, current)):

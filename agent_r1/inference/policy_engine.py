@@ -87,10 +87,7 @@ class SharedPool:
 class PolicyEngine:
     """An ``InferenceEngine`` for one policy on a shared pool of servers.
 
-    The weights are written to folders, from which the servers load them.
-
-    Args:
-        model: the model that is served until the first update of the weights.
+    The weights are written to folders, from which the servers load them. ``model`` is served until the first update.
     """
 
     def __init__(self, shared: SharedPool, model: PreTrainedModel, folders: WeightFolders) -> None:
@@ -152,8 +149,8 @@ def write_weights(
 ) -> WeightUpdate:
     """Write the weights of a model to a folder, and return the WeightUpdate that names the folder.
 
-    If the model has an adapter, and the servers accept ``adapters``, only the adapter is written. Otherwise the adapter
-    is merged into the written weights. Raise EngineError if the weights cannot be written.
+    An adapter is written alone if the servers accept ``adapters``. Otherwise it is merged into the written weights.
+    Raise EngineError if the weights cannot be written.
     """
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))

@@ -39,7 +39,7 @@ class Replica(InferenceEngine, Protocol):
     def name(self) -> str: ...
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the tokens that the server sampled until the request ended."""
+        """Send one request, and return the sampled tokens, also if the server aborts the request."""
         ...
 
     async def stage(self, update: WeightUpdate) -> None:
@@ -59,11 +59,13 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def probe(self) -> None:
-        """Sample one token, to test the server. The caller sets a time limit."""
+        """Sample one token, because a server that hangs can still report that it is healthy. The caller sets a time
+        limit.
+        """
         ...
 
     async def recover(self) -> None:
-        """Let a paused server continue, and sample one token to test the server. The caller sets a time limit."""
+        """Let a paused server continue, and sample one token. The caller sets a time limit."""
         ...
 
 
@@ -78,7 +80,7 @@ class PoolLimits:
     Attributes:
         in_flight: the largest number of requests that a server has at the same time.
         update_seconds: the time limit for each phase of an update of the weights.
-        stall_seconds: a server is fenced if it has requests, but answers nothing in this time.
+        stall_seconds: the time after which a server is fenced if it has requests, but answers nothing.
     """
 
     in_flight: int = 64
@@ -90,8 +92,7 @@ class EnginePool:
     """An ``InferenceEngine`` over several servers.
 
     Call :meth:`update_weights` before the first generation. Only an update checks which weights the servers have, by
-    their log-probabilities (see ``inference.canary``). A server that fails is fenced: it gets no requests until it
-    passes the check of a later update.
+    their log-probabilities (see ``inference.canary``).
     """
 
     def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
@@ -137,9 +138,8 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Unfinished requests pause, and continue with the new weights. Completions record which version sampled each
-        token. A server that fails is fenced. A fenced server that passes the check gets requests again. Raise
-        EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights. A server that fails is fenced. A fenced server
+        that passes the check gets requests again. Raise EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -198,7 +198,7 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session, or for a session without a working server, the least busy one.
+        """Return the server of the session. A session without a working server gets the least busy server.
 
         Raise EngineError if all servers are fenced.
         """
@@ -226,7 +226,7 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on all ``members`` at the same time, fence those that fail, and return the others."""
+        """Run ``work`` on all ``members`` at the same time. Fence the members that fail, and return the others."""
 
         async def attempt(member: _Member) -> bool:
             try:
@@ -244,7 +244,6 @@ class EnginePool:
         return [member for member, succeeded in zip(members, done, strict=True) if succeeded]
 
     async def _recover(self, member: _Member) -> None:
-        """Test whether a fenced server works again, and store the result in ``member.is_recovered``."""
         member.is_recovered = False
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(RECOVERY_SECONDS):
@@ -280,7 +279,7 @@ class _Member:
 
     Attributes:
         slots: limits the requests that the server has at the same time.
-        version: the version of the weights that the server serves. None: no update was made.
+        version: the version of the weights that the server serves.
         fenced: the reason why the server gets no requests. None: it gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
@@ -300,7 +299,6 @@ class _Member:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Return a context manager that counts a request of the server during its ``with`` block."""
         if self.num_requests == 0:
             self.last_answer = time.monotonic()
         self.num_requests += 1
@@ -338,7 +336,6 @@ class _Member:
                 future.set_result(None)
 
     def readmit(self, version: int) -> None:
-        """Allow requests to the server, which now serves this version of the weights."""
         if self.fenced is not None:
             log.warning("the inference server %s serves again", self.replica.name)
         self.fenced, self.num_failures, self.version = None, 0, version

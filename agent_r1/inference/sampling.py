@@ -1,7 +1,4 @@
-"""Sample tokens from logits. Each row has its own temperature, filters and random number.
-
-Shapes: N rows, V vocabulary size.
-"""
+"""Sample tokens from logits. Shapes: N rows, V vocabulary size."""
 
 from __future__ import annotations
 
@@ -18,11 +15,7 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
 
     Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, including the tokens that top-p or
     top-k exclude. At temperature 0, the most probable token is chosen, with its log-probability at temperature 1.
-
-    Args:
-        logits: (N, V) the logits of each row.
-        params: the temperature, top-p and top-k of each row.
-        uniform: a random number in [0, 1) for each row, which selects the token.
+    ``uniform`` holds a random number in [0, 1) for each row, which selects the token.
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in params], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)

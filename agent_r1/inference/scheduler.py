@@ -26,8 +26,7 @@ class Request:
     Attributes:
         prompt: the tokens. A negative token stands for a feature of an image.
         shift: the position of a sampled token minus its index in the sequence; 0 without images.
-        prefilled_tokens: the number of tokens that prefill passes computed for this request. Copied tokens do not
-            count.
+        prefilled_tokens: the number of tokens that were computed by prefill passes, not copied.
     """
 
     prompt: tuple[int, ...]
@@ -66,7 +65,7 @@ Prefills = tuple[tuple[int, int], ...]
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    If two slots hold equal tokens and have equal ``prefills``, their keys and values have equal bits.
+    Slots with equal ``token_ids`` and ``prefills`` hold bit-equal keys and values.
     """
 
     slot: CacheSlot
@@ -76,7 +75,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill: five lists, to be processed in this order.
+    """The work of a prefill, in the order of the fields.
 
     Attributes:
         emptied: slots whose keys and values are removed, because other slots need their memory.
@@ -96,25 +95,21 @@ class PrefillPlan:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot until the session is released. So each turn of an episode usually computes only its new
-    tokens.
+    A session keeps its slot until it is released. So each turn of an episode usually computes only its new tokens.
+    Equal prompts are computed once and copied, for example for several attempts at a task.
 
-    The sequences share a number of pages. If no page is free for a running sequence, other slots are emptied in this
-    order: slots without a session; sessions without a running request, the longest idle first; the request that started
-    last, which then waits. Emptied tokens are prefilled again when they are needed. While a request waits for pages, no
-    new session starts.
-
-    A prefix cache finds slots with an equal prompt. So for several attempts at a task, the prompt is computed once and
-    copied.
+    The sequences share a number of pages. If a running sequence needs a page and none is free, other slots are emptied
+    in this order: slots without a session; sessions without a running request, the longest idle first; the request that
+    started last, which then waits. Emptied tokens are prefilled again when they are needed.
 
     Args:
-        rows: number of slots in a block.
-        max_blocks: maximum number of blocks. Requests without a free slot wait.
+        rows: the number of slots in a block.
+        max_blocks: the maximum number of blocks. Requests without a free slot wait.
         pages: the number of pages that fit in memory. The longest sequence must fit.
         session_pages: the number of pages that a new session takes.
         add_block: allocates a block of the KV cache, and returns the index of the block.
-        prefix_multiple: the shared part of two sequences is a multiple of this number of tokens. With the length of a
-            prefill chunk, sharing changes no bits of the results.
+        prefix_multiple: the length of a shared prefix is a multiple of this number. With the length of a prefill chunk,
+            sharing changes no bits of the results.
     """
 
     def __init__(
@@ -158,8 +153,7 @@ class Scheduler:
     def schedule(self) -> bool:
         """Free the slots of released sessions, and start waiting requests. Return whether any request is running.
 
-        A request keeps waiting if no slot or too little memory is free, or if another request of its session is
-        running. Cancelled requests leave the running batch.
+        A request waits if no slot or too few pages are free, or if another request of its session is running.
         """
         released, self._released = self._released, []
         for session_id in released:
@@ -192,10 +186,7 @@ class Scheduler:
         return bool(self._running)
 
     def _start(self, request: Request) -> bool:
-        """Start a waiting request if a slot and enough pages are free. Return whether the request was started.
-
-        One page for each running request must stay free. Otherwise running requests would soon have to wait.
-        """
+        """Start a waiting request if a slot and enough pages are free. Return whether the request was started."""
         session = self._sessions.get(request.session_id)
         if session is None and not self._free:  # each slot belongs to a session
             if self._num_blocks >= self._max_blocks:
@@ -222,7 +213,7 @@ class Scheduler:
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
         """Let a slot hold pages for a request's sequence and its next token, with ``spare`` more pages free.
 
-        Slots without a session are emptied if necessary, and idle sessions if ``may_empty_sessions`` is true. If the
+        Slots without a session, and with ``may_empty_sessions`` also idle sessions, are emptied if necessary. If the
         pages do not suffice, return False and empty no slot.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
@@ -241,7 +232,6 @@ class Scheduler:
         return self._pages.take(slot, self._pages_of(request))
 
     def _pages_of(self, request: Request) -> int:
-        """Return the number of pages for the sequence of a request, including its next token."""
         return max(pages_for(len(request.prompt) + len(request.token_ids)), self._session_pages)
 
     def _empty(self, slot: CacheSlot) -> None:
@@ -253,7 +243,7 @@ class Scheduler:
                 session.token_ids = session.prefills = ()
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
+        """Return the prefill of the running requests. Equal sequences and prefixes are computed only once.
 
         After the prefill, the KV cache holds all tokens of each running sequence except the last token.
         """
@@ -285,11 +275,7 @@ class Scheduler:
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> int:
-        """Add the prefill of a new sequence to ``plan``. Return the number of tokens to compute.
-
-        A prefix that another slot holds is copied. Otherwise the prefixes of the sequence are added to the prefix
-        cache.
-        """
+        """Add the prefill of a new sequence to ``plan``. Return the number of tokens to compute, not copied."""
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
         # Prefixes are copied before remainders are computed: until then these slots hold a part of their sequence.

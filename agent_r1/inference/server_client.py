@@ -1,4 +1,4 @@
-"""HTTP requests to one inference server, with exceptions that tell the causes of a failure apart."""
+"""HTTP requests to one inference server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class ReplicaError(EngineError):
 class ServerClient:
     """A client of the inference server at ``url``, without a limit on connections and without proxies.
 
-    Args:
-        sample_path: the path of the endpoint that samples tokens. Status 400 of this endpoint is an EngineError.
+    ``sample_path`` is the path of the endpoint that samples tokens.
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
+        EngineError: (all methods) the server refuses the request, with status 400 of ``sample_path``.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

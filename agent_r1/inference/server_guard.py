@@ -2,10 +2,10 @@
 
 The starting process holds the other end of the program's standard input. At the end of the input, even after a SIGKILL
 of the starting process, the program kills its own process group. SIGUSR1 has the same effect. If the program itself is
-killed, the kernel kills the command. So no server outlives its run.
+killed, the kernel kills the command.
 
 Resource trackers, processes of Python's multiprocessing, are killed last, because they remove the shared memory of
-ended processes. A vLLM server has segments of 160 MiB or more.
+ended processes.
 
 This file imports nothing of the package.
 """
@@ -35,10 +35,7 @@ def die_with_parent() -> None:
 
 
 def commands_of_group() -> dict[int, bytes]:
-    """Return the command lines of all other processes in this program's process group, by process id.
-
-    The result is empty on systems without /proc.
-    """
+    """Return the command lines of all other processes in this program's process group, by process id."""
     found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:

@@ -20,8 +20,7 @@ STOP_SECONDS = 15.0
 """The time after SIGTERM until a server is killed, in seconds."""
 
 KILL_SECONDS = 10.0
-"""The time limit for the guard process to kill a server, in seconds. It can first wait for resource trackers
-(``server_guard.TRACKER_SECONDS``)."""
+"""The time limit for the guard process to kill a server and to wait for resource trackers, in seconds."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that a server in another Python environment must not inherit."""
@@ -52,10 +51,8 @@ class Server(Protocol):
 
 
 class ServerProcess:
-    """A running server on this machine. Its output goes to the file ``log``.
-
-    Args:
-        environment: environment variables in addition to the variables of this process.
+    """A running server on this machine. Its output goes to the file ``log``. ``environment`` is added to this process's
+    own.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -86,8 +83,7 @@ class ServerProcess:
     def stop(self) -> None:
         """End the server and all its child processes. A second call does nothing.
 
-        All processes get SIGTERM. After ``STOP_SECONDS``, the guard process kills the remaining processes. If the guard
-        process does not work, this method kills them.
+        All processes get SIGTERM. After ``STOP_SECONDS``, the guard process kills the remaining processes.
         """
         assert self._process.stdin is not None
         if self._process.stdin.closed:

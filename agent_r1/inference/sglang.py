@@ -1,10 +1,9 @@
 """A client of one SGLang server, which sends token ids and receives token ids with log-probabilities.
 
-The client uses the native API of SGLang 0.5. It was tested with a fake server, but not yet with a real one. Three
-properties of SGLang determine how the client works:
+The client uses the native API of SGLang 0.5, and was not yet tested with a real server. Three properties of SGLang
+matter here:
 
-- An answer has one version of the weights for all its tokens. So an update aborts the running requests, and the caller
-  continues them by new requests.
+- An answer has one version of the weights. So an update aborts the running requests, and the caller continues them.
 - ``ignore_eos`` also ignores ``stop_token_ids``, so the client does not set it. If a server stops at an end token that
   is not in ``stop_token_ids``, the caller continues the generation.
 - A missing sampling parameter comes from ``generation_config.json`` of the model. So each request has all of them.
@@ -27,7 +26,7 @@ from agent_r1.inference.server_client import ReplicaError, ServerClient
 GENERATE = "/generate"
 
 HEALTH_SECONDS = 30.0
-"""The time limit for a health check, in seconds. In the check, the server has 20 s to sample a token."""
+"""The time limit for a health check, in seconds. The server has 20 s of it to sample a token."""
 
 MAX_SEED = 2**31
 
@@ -79,9 +78,7 @@ class SglangEngine:
         dtype: the data type in which the server serves the weights.
         update_seconds: the time limit for loading weights.
 
-    Raises:
-        ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
+    All methods raise ReplicaError if the server failed, and EngineError if the server refuses the request.
     """
 
     def __init__(self, url: str, max_context: int, dtype: Dtype = "float32", update_seconds: float = 600.0) -> None:
@@ -103,7 +100,6 @@ class SglangEngine:
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the sampled tokens, also if the server aborts the request."""
         if prompt.media:
             raise EngineError("an SGLang server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
@@ -151,7 +147,6 @@ class SglangEngine:
         await self._client.get("/health", seconds=HEALTH_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token, to test the server: a server that hangs can still report that it is healthy."""
         await self._generate(Prompt((0,)), {"max_new_tokens": 1})
 
     async def recover(self) -> None:
@@ -171,8 +166,8 @@ class SglangEngine:
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
         """Return the server's log-probabilities for the tokens of a canary's prompt.
 
-        The first request returns the most likely next tokens, computed with the prefix cache. The second request
-        returns the log-probabilities of the prompt's tokens, computed without the prefix cache.
+        The first request, for the next tokens, uses the prefix cache. The second request, for the prompt's tokens, does
+        not.
         """
         prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
         following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)

@@ -36,8 +36,8 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
     """Return the token sequences that a value function has to score: one for each candidate of each new token.
 
     The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. The candidates of a
-    new token are the most likely tokens at its index. The sequence of a candidate is the part of ``draft`` before this
-    index, followed by the candidate.
+    new token are the most likely tokens at its index. A sequence is the part of ``draft`` before this index, followed
+    by a candidate.
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):
@@ -81,9 +81,8 @@ def choose_tokens(
         draft: the tokens of ``before``, followed by new tokens with their candidates.
         before: the tokens that are already chosen.
         values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
-        beta: divides the values: q(a | s) is proportional to pi(a | s) exp(Q(s, a) / beta).
-        temperature: the sampling temperature.
-        rng: draws the tokens.
+        beta: the temperature of the values in q.
+        temperature: the sampling temperature of the policy.
     """
     start, logprobs, scored = len(before.scored.token_ids), [*before.completion.logprobs], before.scored
     for place, top in enumerate(draft.top_logprobs, start=start):

@@ -3,9 +3,8 @@
 In a loop, the scheduler assigns slots of the KV cache to requests, and the model runner prefills new tokens and decodes
 one token of every running sequence.
 
-The random numbers of a sequence depend only on its seed, and its arithmetic only on its tokens, because the shapes are
-fixed (see ``inference.kv_cache``). So a sequence gets exactly the same tokens and log-probabilities, whatever other
-sequences run in the batch.
+A sequence gets exactly the same tokens and log-probabilities, whatever other sequences run in the batch. Its random
+numbers depend only on its seed, and its arithmetic only on its tokens (see ``inference.kv_cache``).
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ class TorchEngine:
         images: the image processor of the model; None if the model has no vision.
 
     Raises:
-        InvalidInput: the model does not work with the KV cache, or not with the native decode step that ``config``
-            demands.
+        InvalidInput: the model does not work with the KV cache, or with the decode step that ``config`` demands.
     """
 
     def __init__(
@@ -102,9 +100,8 @@ class TorchEngine:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt. Raise EngineError if an argument is invalid or the generation fails.
 
-        The session's slot keeps the keys and values for later prompts, until :meth:`release` or an update of the
-        weights. Without a session, the slot is freed at the end. If the caller is cancelled, the generation ends before
-        the next decode step.
+        The session's slot keeps the keys and values for later prompts. Without a session, the slot is freed at the end.
+        If the caller is cancelled, the generation ends before the next decode step.
         """
         tokens = self._validated_tokens(prompt, params)
         self._num_anonymous += session_id is None
@@ -126,8 +123,8 @@ class TorchEngine:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Copy the weights of the module ``update.handle`` into the engine's model, and return the version now served.
 
-        The copy is made between two decode steps. Running sequences keep their tokens, and later tokens are recorded
-        with the new version. Raise EngineError if the weights cannot be copied.
+        Running sequences keep their tokens, and later tokens are recorded with the new version. Raise EngineError if
+        the weights cannot be copied.
         """
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")
@@ -195,8 +192,7 @@ class TorchEngine:
     async def _drive(self) -> None:
         """Run decode steps in the worker thread until no work is left.
 
-        Between two steps, weights are updated and requests are scheduled. If the loop fails, all callers get an
-        EngineError.
+        Between two steps, weights are updated and requests are scheduled.
         """
         try:
             while True:

@@ -50,16 +50,14 @@ class Particle:
 class ValueGuidedEngine:
     """An ``InferenceEngine`` that samples from ``engine``, guided by a value function.
 
-    A request without a session is not guided, because it is no action of an attempt. With one candidate, no request is
-    guided.
+    Requests without a session, and all requests if there is only one candidate, are not guided.
 
     With the method ``token``, the log-probabilities of a completion are log q. q is the distribution from which the
     tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. These two methods cannot sample for
     training, because the probability of the chosen candidate cannot be computed.
 
-    Raises:
-        InvalidInput: the method ``token`` needs the most likely tokens, which the engine does not return; or the KV
-            cache has no room for all candidates.
+    Raise InvalidInput if ``engine`` cannot return the most likely tokens that ``token`` needs, or if its KV cache has
+    no room for all candidates.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
@@ -115,7 +113,7 @@ class ValueGuidedEngine:
         await self._values.close()
 
     def _sessions(self, session_id: str) -> list[str]:
-        """Return the inner engine's session ids for the session ``session_id``: one for each candidate."""
+        """Return the inner engine's session ids, one for each candidate."""
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
@@ -129,9 +127,9 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Sample several actions, and return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
+        """Sample several actions. Return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
 
-        Q_i is the predicted reward of action i. If beta is 0, the action with the largest Q is returned.
+        Q_i is the predicted reward of action i.
         """
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))
@@ -145,9 +143,8 @@ class ValueGuidedEngine:
     ) -> Completion:
         """Return an action that sequential Monte Carlo has sampled.
 
-        Unfinished actions, the particles, are extended by a few tokens at a time. Each extension multiplies a
-        particle's weight by exp((new value - old value) / beta). When all are complete, one is drawn in proportion to
-        the weights.
+        Each extension multiplies the weight of a particle (an unfinished action) by exp((new value - old value) /
+        beta).
         """
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 
@@ -178,8 +175,8 @@ class ValueGuidedEngine:
     ) -> GuidedTokens:
         """Return an action in which each token is sampled from the guided distribution q (see ``token_guidance``).
 
-        The engine samples a draft of the next few tokens. Then each token is chosen again among the most likely tokens.
-        After the first difference, a new draft begins.
+        The engine samples a draft of a few tokens. Then each token is chosen again. After the first difference, a new
+        draft begins.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -214,10 +211,7 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``.
-
-        Candidate 0 gets ``params``. Every other candidate gets a seed of its own, and is never greedy.
-        """
+        """Return the sampling parameters of candidate ``index``: except for 0, with another seed and never greedy."""
         if index == 0:
             return params
         return replace(

@@ -33,9 +33,7 @@ GENERATE = "/inference/v1/generate"
 class _Served:
     """The model that a request uses: the server's own model, or one of its adapters.
 
-    Attributes:
-        name: the name of the model or the adapter in requests.
-        version: the version of the adapter; None for the server's own model.
+    ``version`` is the version of the adapter; None for the server's own model.
     """
 
     name: str
@@ -87,9 +85,7 @@ class VllmEngine:
         update_seconds: the time limit for loading weights.
         adapters: whether the server accepts LoRA adapters.
 
-    Raises:
-        ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request. Any other server would refuse the request too.
+    All methods raise ReplicaError if the server failed, and EngineError if the server refuses the request.
     """
 
     def __init__(
@@ -171,7 +167,7 @@ class VllmEngine:
             self._staged = self._model
 
     async def _load_weights(self, folder: Path) -> None:
-        """Replace the weights of the server's own model by the weights in ``folder``."""
+        """Load the weights in ``folder`` into the server's own model."""
         self._weights = None
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._client.post("/collective_rpc", load, seconds=self._update_seconds)
@@ -227,9 +223,8 @@ class VllmEngine:
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
         """Return the server's log-probabilities for the tokens of a canary's prompt.
 
-        The first request returns the most likely next tokens. It uses the prefix cache, and so shows whether the cache
-        holds keys and values of older weights. The second request returns the log-probabilities of the prompt's tokens,
-        computed without the prefix cache.
+        The first request, for the next tokens, uses the prefix cache, and so finds keys and values of older weights.
+        The second request, for the prompt's tokens, does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
@@ -253,7 +248,7 @@ class VllmEngine:
 def _listed(token: _TokenLogprob) -> dict[int, float]:
     """Return the log-probabilities that a server lists at one position, by token id.
 
-    A server lists the most likely tokens and the sampled token, so one token can be listed twice.
+    The sampled token can be listed twice.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 

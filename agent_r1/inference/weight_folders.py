@@ -30,24 +30,21 @@ BASE = "base"
 PREFIX = "agent-r1-weights-"
 
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
-"""The names of the two files with the weights of a model whose output head is a separate tensor.
-
-An index file names both files. Without an index file, loaders read only one file.
-"""
+"""The two files with the weights of a model whose output head is a separate tensor. An index file must name both."""
 
 
 class WeightFolders:
     """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
     A folder gets its final name after all its files are written. If only an adapter is trained, the frozen weights are
-    written once, and each version holds only the adapter.
+    written once.
 
     Args:
         parent: the folder for the folders of the versions, unless they are in shared memory.
         shared_memory: whether to use /dev/shm if it has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether tied weights are written once. If False, the output head is written as a separate tensor and
-            declared as not tied. Use False for a server that ignores a tied head when it reloads weights.
+        tied: whether tied weights are written once. Use False for a server that ignores a tied head when it reloads
+            weights.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -113,7 +110,6 @@ class WeightFolders:
         return folder
 
     def _make_root(self, model: PreTrainedModel) -> TemporaryFolder:
-        """Return a new folder in shared memory, or in ``parent`` if shared memory is too small or not used."""
         if not self._shared_memory or not SHARED_MEMORY.is_dir():
             return TemporaryFolder(PREFIX, self._parent)
         remove_abandoned(PREFIX, SHARED_MEMORY)  # before the free memory is read
@@ -133,7 +129,7 @@ class WeightFolders:
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write the output head to ``folder`` as a separate tensor, and mark it as not tied in the folder's configuration.
 
-    ``folder`` already holds the model without this tensor. If the head is not tied, do nothing.
+    If the head is not tied, do nothing.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:

@@ -55,9 +55,8 @@ class Agent:
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
     """Return a client that answers a conversation with a message sampled from ``engine``.
 
-    The seed of an answer depends only on ``params.seed`` and on the text and the images of the conversation. So with
-    the same weights, a repeated conversation gets the same answer. The client raises EngineError if the engine cannot
-    answer.
+    The seed of an answer depends only on ``params.seed`` and on the conversation. So with the same weights, a repeated
+    conversation gets the same answer. The client raises EngineError if the engine cannot answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
@@ -191,12 +190,8 @@ class _AgentRollout:
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
         """Return a prompt that asks the policy for a summary, or None if every possible prompt is too long.
 
-        The whole history is tried first, and then the shorter histories that the context policy proposes.
-
-        Args:
-            before: the messages up to and including the last action.
-            observation: the messages after the last action.
-            request: asks for the summary.
+        The whole history is tried first, and then the shorter histories that the context policy proposes. ``before``
+        ends with the last action, which ``observation`` follows.
         """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):
@@ -220,6 +215,5 @@ class _AgentRollout:
 
 @cache
 def _warn_about_long_opening(context_length: int) -> None:
-    """Log a warning that opening messages leave no room for an action, once for each context length."""
     message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
     log.warning(message, context_length)

@@ -35,7 +35,7 @@ class RolloutLimits:
         concurrency: the largest number of attempts that run at the same time.
         episode_seconds: the time limit of an attempt.
         score_seconds: the time limit of one scorer for one group.
-        retries: the largest number of repetitions of a failed attempt, if ``STATUS_POLICY`` of its status is "retry".
+        retries: the largest number of repetitions of a failed attempt.
         retry_seconds: the pause before the first repetition. Each later pause is twice as long.
     """
 
@@ -57,12 +57,11 @@ class Collector:
     """A service that runs groups of attempts, and scores and records the attempts.
 
     Args:
-        scorers: compute the rewards of the attempts of a group.
         recorder: stores the start and the end of each attempt.
         run: the name of the run, which is a part of the id of each attempt.
         seed: the root seed, from which the seed of each attempt is derived.
-        greedy: a second rollout, without random sampling, which makes one additional attempt for each group. This
-            attempt is scored separately. Its sample index is the size of the group.
+        greedy: a second rollout, without random sampling. It makes one additional attempt for each group, which is
+            scored separately. The sample index of this attempt is the size of the group.
         models: the models that environments can query, by role.
     """
 
@@ -137,7 +136,7 @@ class Collector:
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
         """Make an attempt, and repeat it if its status demands this. Return the trajectories of all attempts, in order.
 
-        This method records the end of each attempt except the last. The caller scores and records the last attempt.
+        The ends of all attempts except the last are recorded.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -148,7 +147,7 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Wait for a free slot, and make an attempt. Record its start time, waiting time and duration."""
+        """Wait for a free slot, and make an attempt."""
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
@@ -173,10 +172,7 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return ``trajectories`` in their order. Trajectories that can be trained on get rewards.
-
-        If a scorer fails, these trajectories get the status REWARD_FAILED instead.
-        """
+        """Return ``trajectories``. Trajectories that can be trained on get rewards, or the status REWARD_FAILED."""
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
             return tuple(trajectories)
@@ -206,7 +202,7 @@ class Collector:
 
 
 class _UserCodeFailure(Exception):
-    """Raised if a scorer or a rollout fails. The message is the reason."""
+    """Raised if a scorer or a rollout fails."""
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:

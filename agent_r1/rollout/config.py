@@ -1,4 +1,4 @@
-"""Settings of rollouts. Importing this module does not import torch."""
+"""Settings of rollouts. This module does not import torch."""
 
 from __future__ import annotations
 

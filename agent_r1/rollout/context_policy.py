@@ -1,7 +1,7 @@
 """Context policies: how much of an episode the policy sees before each action.
 
 A context policy proposes contexts, the most complete context first. The agent loop uses the first one that leaves room
-for a whole action. If this context does not continue the previous context, a new branch of the trajectory begins. All
+for a whole action. A context that does not continue the previous context begins a new branch of the trajectory. All
 tokens in the first prompt of a branch are observations.
 """
 
@@ -65,8 +65,8 @@ class ContextPolicy(ABC):
 
     Attributes:
         keep_turns: the number of latest exchanges that are not rewritten, if the context has room.
-        after_tokens: the context is not rewritten until it is longer than this number of tokens, or leaves no room for
-            an action.
+        after_tokens: a context is not rewritten until it is longer than this number of tokens, or leaves no room for an
+            action.
     """
 
     keep_turns: int = 2

@@ -53,7 +53,6 @@ async def play_game(
 
 
 async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
-    """Play the episode of one player and return its trajectory. At the end, the player leaves the game."""
     try:
         (trajectory,) = await AgentLoop(agent, env).run(task, context)
         return trajectory
@@ -62,7 +61,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory. If it failed only because the player got no question, its status becomes COMPLETED."""
+    """Set the status of a trajectory to COMPLETED if it failed only because the player got no question."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -26,8 +26,8 @@ UNLIMITED_TOKENS = 10**9
 class ScriptedAgent:
     """A rollout in which a Python function, the responder, writes the assistant's messages.
 
-    For each attempt, ``policy_for(attempt_id)`` returns a responder. Its messages are converted to tokens and parsed
-    again, like messages of a model. If the responder raises an exception, the attempt gets the status ENGINE_FAILED.
+    For each attempt, ``policy_for(attempt_id)`` returns a responder. If the responder raises an exception, the attempt
+    gets the status ENGINE_FAILED.
 
     Example:
         ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))

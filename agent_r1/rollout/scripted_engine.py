@@ -37,7 +37,6 @@ def completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams,
 
 
 def _up_to_stop(condition: StopCondition, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens up to the first one that meets the stop condition, or all tokens."""
     count = next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))
     return ids[:count]
 

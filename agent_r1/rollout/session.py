@@ -1,7 +1,7 @@
 """Sessions: the only code that makes turns.
 
-A session converts conversations to tokens, samples actions from an engine, and stores the exact tokens,
-log-probabilities and policy versions of each turn. The caller of a session handles only messages.
+A session converts messages to tokens, samples actions, and stores the exact tokens, log-probabilities and policy
+versions of each turn. The caller of a session handles only messages.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
 
-        With several trajectories, the attempt fails, because the others belong to no group. To train both players of a
-        game, give each player groups of its own, as ``examples/self_play.py`` does.
+        With several trajectories, the attempt fails. To train both players of a game, give each player groups of its
+        own, as ``examples/self_play.py`` does.
 
         An attempt is cancelled soon after ``context.deadline``. A failed attempt raises no exception, but returns a
         trajectory with a status that names the failure.
@@ -51,8 +51,6 @@ class Session:
     """The conversation of one attempt with the policy. A session receives messages, returns actions and records turns.
 
     Args:
-        engine: samples the tokens.
-        renderer: converts messages to tokens, and tokens to messages.
         params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
         context_length: the largest number of tokens of a prompt and its action together.
         attempt: the id of the attempt, which is also the name of the session in the engine.
@@ -252,8 +250,8 @@ class Session:
     def add_observation(self, prompt: SessionPrompt) -> None:
         """Add an observation to the turn that ``prompt`` continues: the messages after the action of this turn.
 
-        Call this method if the outcome of an action becomes known only with the next prompt. Tool messages become the
-        results of the turn. Do nothing if the turn has an observation, or if the prompt is a new branch.
+        Call this method if the outcome of an action becomes known only with the next prompt. Do nothing if the turn has
+        an observation, or if the prompt is a new branch.
         """
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]
@@ -312,8 +310,8 @@ class Session:
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
         """Return (rendered prompt, tokens, images) of turn ``index``.
 
-        The rendered prompt ends before the action. The tokens and images go from the beginning of the branch to the end
-        of the action.
+        The rendered prompt ends before the action. The tokens and images include the action and the whole branch before
+        it.
         """
         action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:

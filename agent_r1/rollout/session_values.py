@@ -28,10 +28,8 @@ class SessionPrompt:
     The conversation continues an earlier turn, the parent turn, or starts a new branch.
 
     Attributes:
-        messages: the conversation.
         tools: the tools that the prompt describes.
-        rendered: the text of the conversation, and the tokens after the action of the parent turn. In a new branch, all
-            tokens.
+        rendered: the text of the conversation, and its tokens after the action of the parent turn.
         token_ids: all tokens of the conversation.
         parent: the index of the parent turn; None for a new branch.
         new_messages: the messages after the action of the parent turn. In a new branch, all messages.

@@ -11,12 +11,12 @@ class StalenessController:
     """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
 
     Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each step takes the
-    next ``groups_wanted`` groups, in the order of ``group_id``. ``groups_wanted`` is ``groups_per_step``, plus 1 for
-    each group of the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training
-    signal if the algorithm's filters keep none of its attempts, for example because their rewards are equal.
+    next ``groups_wanted`` groups, in the order of ``group_id``: ``groups_per_step`` groups, plus 1 for each group of
+    the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the
+    algorithm's filters keep none of its attempts.
 
-    A group starts when it is certain that the current step, or one of the next ``max_staleness`` steps, takes the
-    group. So each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
+    A group starts when the current step, or one of the next ``max_staleness`` steps, is certain to take the group. So
+    each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
 
     Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
     training signal, group 4 starts. The last group that this step can take is group 7.
@@ -24,9 +24,8 @@ class StalenessController:
     Args:
         steps: the number of optimizer steps that remain.
         groups_per_step: the number of groups that a step takes without refills.
-        max_staleness: the largest allowed staleness, in optimizer steps.
         refill: limits the groups of a step to ``1 + refill`` times ``groups_per_step``.
-        taken: the number of groups that the run used before it was resumed; 0 for a new run.
+        taken: the number of groups that the run used before it was resumed.
         version: the version of the weights that the engine serves.
     """
 
@@ -63,9 +62,8 @@ class StalenessController:
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return how many groups, counted from the beginning of the run, a step is certain to take.
-
-        These are the groups of all earlier steps, of the current step and of the next ``max_staleness`` steps.
+        """Return how many groups, from the beginning of the run to ``max_staleness`` steps ahead, are certain to be
+        taken.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step

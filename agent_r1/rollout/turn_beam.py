@@ -4,7 +4,7 @@ In each turn, the policy samples several actions for every kept conversation, an
 value function predicts V(s), the sum of the rewards that follow the state s after an answer. The B conversations with
 the largest values are kept.
 
-An episode cannot be copied. So for each new action, a new episode is opened, and the earlier actions are repeated. The
+An episode cannot be copied. So each new action gets a new episode, in which the earlier actions are repeated. The
 environment has to give the same answers again.
 """
 
@@ -65,14 +65,11 @@ class _TurnEnd(Exception):
 class RepeatingEngine:
     """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
 
-    The recorded actions and the new action are a continuation. In each turn, a beam search makes several continuations,
-    each with an engine of its own.
-
     Attributes:
         engine: samples the new action.
-        number: the index of the continuation in this turn. Continuation 0 uses the sampling parameters of the policy.
-            Every other continuation has a seed of its own.
-        temperature: replaces a temperature of 0 in all continuations except continuation 0.
+        number: the index of this engine in a turn of the search. Engine 0 samples with the parameters of the policy.
+            Every other engine has a seed of its own.
+        temperature: replaces a temperature of 0 in all engines except engine 0.
         actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
@@ -182,7 +179,7 @@ class TurnBeam:
     ) -> Conversation:
         """Return ``conversation`` with one more turn. If the attempt fails, the returned value is minus infinity.
 
-        ``number`` is the index of this continuation in the turn.
+        ``number`` is the index of the new action in this turn of the search.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

@@ -41,8 +41,7 @@ def format_error(error: BaseException) -> str:
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
     """Return a context manager that converts each exception of its ``with`` block to the exception ``failure(reason)``.
 
-    BaseExceptions are converted too, because some native libraries raise them. Only interrupts by a signal and the
-    cancellation of the current task are not converted.
+    BaseExceptions are converted too, except interrupts by a signal and the cancellation of the current task.
     """
     task = current_task()
     try:
