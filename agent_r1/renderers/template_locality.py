@@ -56,8 +56,7 @@ class Locality:
     """How far the text that a chat template writes for a message can depend on other messages.
 
     Attributes:
-        first: the text of every message, and the text before the first message, can depend on this number of messages
-            at the beginning of the conversation.
+        first: any text can depend on this number of messages at the beginning of the conversation.
         near: the text of a message can depend on this number of messages before the message and after it. The text
             after the last message can depend on this number of messages at the end of the conversation.
     """
@@ -105,8 +104,8 @@ class _Place:
     """The place of a node in a template.
 
     Attributes:
-        part: "top" if the node runs once; "loop" in the loop over the messages; "other" in any other loop and in a text
-            that is kept in a variable; "macro" in a macro.
+        part: "loop" in the loop over the messages; "other" in any other loop, and in a text that is kept in a variable;
+            "macro" in a macro; otherwise "top".
         in_inner_loop: whether the name ``loop`` stands for a loop inside the loop over the messages.
         is_later: whether the node is not evaluated for the first message.
     """

@@ -117,8 +117,8 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 def is_interrupt(error: KeyboardInterrupt) -> bool:
     """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
 
-    In threads other than the main thread, the result is False. With Python's default handler of SIGINT, the result in
-    the main thread is True, because the traceback does not show the origin of the error.
+    Outside of the main thread, the result is False. In the main thread, with Python's default handler of SIGINT, the
+    result is True, because the traceback does not show the origin.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

@@ -72,8 +72,6 @@ class Tool:
 
         Args:
             arguments: the arguments that the policy sent. This method validates them.
-            task: the task of the episode.
-            context: the context of the attempt.
             default_timeout: the time limit in seconds for a tool that has no time limit of its own.
             resources: the resources of the episode. If None, the call opens and closes its own resources.
         """

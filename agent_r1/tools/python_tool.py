@@ -20,13 +20,11 @@ _MAX_WAIT = 600.0
 
 
 def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
-    """Return a tool named ``python`` that runs code and shows its output. Variables of the code stay for later calls.
+    """Return a tool named ``python`` that runs code and shows its output. Variables stay until the episode ends.
 
-    Each episode has variables of its own. The field ``data`` of a call's ToolResult is the :class:`ExecutionResult`. If
-    the code times out, crashes or prints too much, the call fails, and the next call starts a fresh interpreter.
-
-    Args:
-        sandbox: a sandbox, or the configuration of a sandbox; None for the default configuration.
+    The field ``data`` of a call's ToolResult is the :class:`ExecutionResult`. If the code times out, crashes or prints
+    too much, the call fails, and the next call starts a fresh interpreter. If ``sandbox`` is None, the default
+    configuration is used.
 
     Raises:
         InvalidInput: if the isolation level is not available on this machine.

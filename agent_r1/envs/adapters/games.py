@@ -119,8 +119,8 @@ class GameEpisode:
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
     """Return the opening messages of an episode: the messages of the task, then the first observation of the game.
 
-    If the last message of the task is a user message, the observation is added to its text, because some chat templates
-    reject two user messages in a row.
+    The observation is added to the last message if this is a user message, because some chat templates reject two user
+    messages in a row.
     """
     observation = _truncate(observation)
     if task.messages and task.messages[-1].role == "user":

@@ -42,8 +42,8 @@ class Hermes(ToolFormat):
 def _parse_call(text: str, start: int, value: int) -> ParsedCall:
     """Return the call whose opening tag ends at ``start``, and whose JSON begins at ``value``.
 
-    If the JSON is not complete, or if no closing tag follows the JSON, the call ends at the first closing tag before
-    the next call. Without such a tag, the call ends at the next call, or at the end of the text.
+    If no closing tag follows complete JSON, the call ends at the next closing tag, at the next call or at the end of
+    the text, whichever comes first.
     """
     closed = None
     with suppress(ValueError, RecursionError):  # decode the JSON, because a string in it can contain the closing tag

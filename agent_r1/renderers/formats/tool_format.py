@@ -112,8 +112,7 @@ class ToolFormat(ABC):
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: the number of thoughts at the beginning of the action that are removed before :meth:`parse` is
-                called.
+            thoughts: the number of thoughts that are removed before :meth:`parse` is called.
         """
         return lambda part: True
 
