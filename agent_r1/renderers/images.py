@@ -7,8 +7,8 @@ The conversion has four steps:
 3. A mark replaces each of these placeholders again. The result is called a marked text.
 4. Placeholders replace the marks: one placeholder for each feature of the image.
 
-A second mark protects placeholders that the policy wrote as text. The marks are random, so that no text contains them
-by chance.
+A second mark protects placeholders that the policy wrote as text. The marks are random, because a web page or the
+policy could write a known mark.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 def final_answer(trajectory: Trajectory) -> str | None:
     """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool.
 
-    If an agent program returned a text, return the answer in this text instead. Without ``<answer>`` tags, return the
-    whole text.
+    If an agent program returned a text, return the answer in this text instead. If this text has no ``<answer>`` tags,
+    return the whole text.
     """
     text = final_text(trajectory)
     if text is None:
