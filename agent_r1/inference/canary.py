@@ -20,8 +20,10 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of prompts in a canary, and the number of tokens in each prompt: at least a block of a server's prefix
-cache."""
+"""The number of fixed prompts that test the weights of a server, and the number of tokens in each prompt.
+
+A prompt fills at least one block of a server's prefix cache.
+"""
 
 TEMPERATURE = 0.7
 """The temperature for the token after a prompt. It is not 1, to detect servers that ignore the temperature."""
@@ -68,7 +70,7 @@ plus this factor times the largest |t|.
 
 @dataclass(frozen=True, slots=True)
 class CanaryReading:
-    """The log-probabilities that a server computed for one prompt of a canary.
+    """The log-probabilities that a server computed for one fixed test prompt.
 
     Attributes:
         logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
@@ -147,7 +149,7 @@ def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The log-probabilities of the fixed prompts for one version of the weights.
+    """The log-probabilities of the fixed test prompts for one version of the weights.
 
     Attributes:
         canary: computed by the trainer.

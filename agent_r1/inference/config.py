@@ -53,7 +53,7 @@ class VllmConfig(BaseModel):
     GPUs."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights, and which they can read under this path. Empty: /dev/shm, or
+    """Folder through which the servers get the weights. All servers must be able to read this path. Empty: /dev/shm, or
     the folder for temporary files if /dev/shm is too small."""
 
     start_seconds: float = Field(default=900.0, gt=0)
@@ -89,7 +89,7 @@ class SglangConfig(BaseModel):
     options that these servers need."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights, and which they can read under this path. Empty: /dev/shm, or
+    """Folder through which the servers get the weights. All servers must be able to read this path. Empty: /dev/shm, or
     the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)

@@ -109,7 +109,8 @@ class PrefillChunk:
 class PrefixCopy:
     """A request to copy keys and values from the slot ``source`` to the slot ``target``.
 
-    The tokens with the indices ``start`` to ``tokens`` - 1 are copied. The target already holds the tokens before.
+    The tokens with the indices ``start`` to ``tokens`` - 1 are copied. The target already holds the first ``start``
+    tokens.
     """
 
     source: CacheSlot

@@ -4,7 +4,8 @@ In PyTorch, a decode step of a small model is about a hundred operations, whose 
 The native step is one call, and computes only the running rows. The bits of a row depend neither on the other rows nor
 on the number of threads. The results differ from PyTorch's by rounding errors.
 
-A prefill is the same step for successive tokens, without logits. So a token gets the same keys and values in both.
+A prefill is a decode step for successive tokens, without logits. So a token gets the same keys and values in a prefill
+and in a decode step.
 
 Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
 """

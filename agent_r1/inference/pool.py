@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""After this number of failed requests in a row, a server is fenced, even if it reports to be healthy."""
+"""After this number of failed requests in a row, a server gets no more requests, even if it reports to be healthy."""
 
 
 class Replica(InferenceEngine, Protocol):
@@ -70,7 +70,7 @@ class Replica(InferenceEngine, Protocol):
 
 
 RECOVERY_SECONDS = 10.0
-"""The time limit for the test whether a fenced server works again, in seconds."""
+"""The time limit for the test whether a failed server works again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PoolLimits:
     Attributes:
         in_flight: the largest number of requests that a server has at the same time.
         update_seconds: the time limit for each phase of an update of the weights.
-        stall_seconds: the time after which a server is fenced if it has requests, but answers nothing.
+        stall_seconds: the time limit for the next answer of a server that has requests.
     """
 
     in_flight: int = 64
@@ -111,7 +111,7 @@ class EnginePool:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """All servers, including fenced servers."""
+        """All servers, including servers that get no requests."""
         return tuple(member.replica for member in self._members)
 
     @property
@@ -121,7 +121,7 @@ class EnginePool:
 
     @property
     def num_serving(self) -> int:
-        """The number of servers that are not fenced."""
+        """The number of servers that get requests."""
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
@@ -138,8 +138,8 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Unfinished requests pause, and continue with the new weights. A server that fails is fenced. A fenced server
-        that passes the check gets requests again. Raise EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights. A server that fails gets no more requests until it
+        passes the check of a later update. Raise EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -270,7 +270,7 @@ class EnginePool:
             member.fence(str(error))
 
     def reasons(self) -> str:
-        """Return why servers are fenced, such as "name: reason; name: reason"."""
+        """Return why servers get no requests, such as "name: reason; name: reason"."""
         return "; ".join(f"{member.replica.name}: {member.fenced}" for member in self._members if member.fenced)
 
 

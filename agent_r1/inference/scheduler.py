@@ -75,7 +75,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill, in the order of the fields.
+    """The work of a prefill, in the order of the fields. A chunk is a part of the sequence in one slot.
 
     Attributes:
         emptied: slots whose keys and values are removed, because other slots need their memory.

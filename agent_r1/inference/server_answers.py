@@ -75,7 +75,8 @@ class CanaryCheck:
     async def verify(self, canary: Canary, read: Callable[[tuple[int, ...]], Awaitable[CanaryReading]]) -> None:
         """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors.
 
-        ``read`` returns the server's log-probabilities for the tokens of a prompt.
+        ``canary`` holds fixed prompts with the trainer's log-probabilities. ``read`` returns the server's
+        log-probabilities for the tokens of a prompt.
         """
         result = CanaryResult(canary, tuple([await read(prompt.token_ids) for prompt in canary]))
         if mismatch := find_mismatch(result, self._passed, self._dtype):

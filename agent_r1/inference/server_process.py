@@ -51,8 +51,9 @@ class Server(Protocol):
 
 
 class ServerProcess:
-    """A running server on this machine. Its output goes to the file ``log``. ``environment`` is added to this process's
-    own.
+    """A running server on this machine. Its output goes to the file ``log``.
+
+    ``environment`` is added to the environment of this process.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

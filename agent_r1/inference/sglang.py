@@ -26,7 +26,7 @@ from agent_r1.inference.server_client import ReplicaError, ServerClient
 GENERATE = "/generate"
 
 HEALTH_SECONDS = 30.0
-"""The time limit for a health check, in seconds. The server has 20 s of it to sample a token."""
+"""The time limit for a health check, in seconds. In this time, the server has 20 s to sample a token."""
 
 MAX_SEED = 2**31
 
@@ -164,7 +164,7 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a canary's prompt.
+        """Return the server's log-probabilities for the tokens of a fixed test prompt.
 
         The first request, for the next tokens, uses the prefix cache. The second request, for the prompt's tokens, does
         not.

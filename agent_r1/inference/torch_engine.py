@@ -100,8 +100,8 @@ class TorchEngine:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt. Raise EngineError if an argument is invalid or the generation fails.
 
-        The session's slot keeps the keys and values for later prompts. Without a session, the slot is freed at the end.
-        If the caller is cancelled, the generation ends before the next decode step.
+        The keys and values stay in the KV cache for later prompts of the session. If the caller is cancelled, the
+        generation ends before the next decode step.
         """
         tokens = self._validated_tokens(prompt, params)
         self._num_anonymous += session_id is None

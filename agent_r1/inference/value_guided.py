@@ -211,7 +211,9 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``: except for 0, with another seed and never greedy."""
+        """Return the sampling parameters of candidate ``index``. Candidates above 0 have other seeds and are never
+        greedy.
+        """
         if index == 0:
             return params
         return replace(
@@ -222,7 +224,7 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Return an index of ``values``, sampled with the weights exp(value / beta), or of the largest value if beta is 0.
+    """Sample an index of ``values`` with the weights exp(value / beta). Beta 0: return the index of the largest value.
 
     Raise EngineError if a value is not a number.
     """

@@ -221,7 +221,7 @@ class VllmEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a canary's prompt.
+        """Return the server's log-probabilities for the tokens of a fixed test prompt.
 
         The first request, for the next tokens, uses the prefix cache, and so finds keys and values of older weights.
         The second request, for the prompt's tokens, does not use the prefix cache.

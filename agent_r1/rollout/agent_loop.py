@@ -116,7 +116,7 @@ class _RolloutEnd(Exception):
 
 
 _environment_failed = partial(_RolloutEnd, Status.ENVIRONMENT_FAILED)
-"""Makes the exception that ends a rollout because code of the environment failed, from the reason of the failure."""
+"""Returns the exception that ends a rollout because code of the environment failed."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""The time after its deadline in which a rollout can close its episode. Then the rollout is cancelled."""
+"""The time in which a rollout can close its episode after the deadline. Then the rollout is cancelled."""
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
 """A function that waits until a group is allowed to start, and returns the version of the weights at the start."""

@@ -61,7 +61,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPolicy(ABC):
-    """Base class of context policies.
+    """Base class of context policies. An exchange is an action with its observation.
 
     Attributes:
         keep_turns: the number of latest exchanges that are not rewritten, if the context has room.
@@ -96,7 +96,7 @@ class Append(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(ContextPolicy):
-    """A context policy that keeps the opening messages and the latest ``keep_turns`` exchanges."""
+    """A context policy that keeps the opening messages, and the latest ``keep_turns`` actions and observations."""
 
     def candidates(self, history: History) -> Iterator[Messages]:
         for count in _countdown(min(self.keep_turns, len(history.exchanges))):
@@ -107,9 +107,9 @@ class Window(ContextPolicy):
 class Truncate(ContextPolicy):
     """A context policy that cuts old observations to ``max_characters`` characters, and leaves out their images.
 
-    At first, the observations of the latest ``keep_turns`` exchanges stay whole. If the context has no room for an
-    action, more observations are cut, the oldest first, but never the latest one. If this is not enough, the oldest
-    exchanges are dropped.
+    At first, the latest ``keep_turns`` observations stay whole. If the context has no room for an action, more
+    observations are cut, the oldest first, but never the latest one. If this is not enough, the oldest actions and
+    observations are dropped.
     """
 
     max_characters: int = 200
@@ -133,9 +133,9 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces the exchanges of the history by a summary, which the policy itself writes.
+    """A context policy that replaces actions and observations by a summary, which the policy itself writes.
 
-    A summary is written when the history has more than ``keep_turns`` exchanges, or leaves no room for an action. The
+    A summary is written after more than ``keep_turns`` actions, or if the context has no room for an action. The
     summary is sampled, recorded and trained like an action. A summary without text changes nothing.
     """
 
@@ -156,10 +156,10 @@ SUMMARY_REQUEST = Message.user(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(ContextPolicy):
-    """A context policy that keeps the latest exchanges, and the most relevant lines of older observations.
+    """A context policy that keeps the latest ``keep_turns`` actions with their observations, and relevant older lines.
 
-    The latest ``keep_turns`` exchanges and ``max_lines`` lines of all older observations together are kept. The
-    relevance of a line is its score in :func:`best_lines`, with the task and the latest exchanges as the query.
+    The ``max_lines`` most relevant lines of all older observations are kept. The relevance of a line is its score in
+    :func:`best_lines`, with the task and the latest messages as the query.
     """
 
     max_lines: int = 3
@@ -209,7 +209,7 @@ def _words(text: str) -> frozenset[str]:
 def with_notes(start: Messages, notes: str) -> Messages:
     """Return the opening messages ``start`` with ``notes`` at the end of the last user message.
 
-    If there is no user message, the notes become one. Some chat templates refuse two adjacent user messages.
+    Without a user message, the notes become a user message. Some chat templates refuse two adjacent user messages.
     """
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:
@@ -220,7 +220,8 @@ def with_notes(start: Messages, notes: str) -> Messages:
 def with_request(messages: Messages, request: Message) -> Messages:
     """Return the messages with a user's request at the end.
 
-    Some chat templates refuse two adjacent user messages. So a user message at the end gets the text of the request.
+    Some chat templates refuse two adjacent user messages. So if the last message is a user message, the request is
+    added to this message.
     """
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))
