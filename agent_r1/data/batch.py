@@ -21,7 +21,7 @@ TokenScope = Literal["actions", "all"]
 """The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
 
 RewardWeights = Mapping[str, float]
-"""The weight of each reward by name. A reward that is missing has weight 1."""
+"""The weight of each reward by the reward's name. A reward that is missing has weight 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class TrainingBatch:
     ids: Tensor
     """(N,) int64 token ids."""
     sampler_logprobs: Tensor
-    """(N,) float64: log-probabilities in the sampler, at its temperature; NaN for observations."""
+    """(N,) float64: log-probability of each token in the sampler, at the sampling temperature; NaN for observations."""
     versions: Tensor
     """(N,) int64: version of the weights that sampled each token. An observation has the version of the action token
     before it."""
@@ -78,13 +78,13 @@ class TrainingBatch:
     greedy_return: Tensor
     """(M,) float64: return of the group's greedy attempt (sampled with temperature 0); NaN without such a return."""
     role_baseline: Tensor
-    """(M,) float64: running mean of the returns of earlier trajectories with the same role. 0 if the advantage
+    """(M,) float64: running mean of the returns of earlier trajectories with the trajectory's role. 0 if the advantage
     estimator is not ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory, the reason why the loss excludes it, or None. An excluded trajectory still counts in
-    baselines."""
+    """For each trajectory, the reason why the loss excludes the trajectory, or None. An excluded trajectory still
+    counts in baselines."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -106,7 +106,7 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """(S,) index of the previous turn in the trajectory; -1 for a first turn."""
+        """(S,) index of the turn before each turn, in the same trajectory; -1 for the first turn of a trajectory."""
         return previous_within(self.turn_trajectory)
 
     @property
@@ -148,8 +148,8 @@ class TrainingBatch:
         """Return (this batch without separate summary turns, the indices of last turns).
 
         Each summary turn is joined with the next acting turn, or with the acting turn before it if none follows. So the
-        S turns of this batch become D turns. The second result (D,) holds the index of the last of the S turns in each
-        of the D turns.
+        S turns of this batch become D turns. Each of the D turns consists of one or more of the S turns. The second
+        result (D,) holds the index of the last one.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.
@@ -331,7 +331,7 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
     """Add the tokens of the observation after ``turn``: the new tokens of the next turn. Return the index of the first
-    token.
+    one.
 
     Add nothing and return None if the next turn is missing, does not continue ``turn``, or has no new tokens or no
     action tokens. ``number`` is the index of ``turn`` in the batch.
@@ -348,8 +348,8 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
     """Return the id of the state before each of the S turns with action tokens: (S,).
 
-    A state is the role, text and images of each message in the last observation, or in the opening messages if there is
-    no observation yet. Turns of different groups never have the same state.
+    A state is the role, text and images of each message in the last observation. Before the first observation, the
+    opening messages are used instead. Turns of different groups never have the same state.
     """
     ids: dict[object, int] = {}
     found: list[int] = []

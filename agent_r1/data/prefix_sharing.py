@@ -41,7 +41,7 @@ class PrefixSharing:
 
     Attributes:
         width: the hidden size of the models.
-        across_micro_batches: whether micro-batches can read keys and values that were computed before them. False with
+        across_micro_batches: whether all micro-batches can read the keys and values of one earlier pass. False with
             activation checkpointing.
         by_parts: whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`).
             A micro-batch is then a single row.
@@ -74,8 +74,7 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        """Return the sequences, divided into parts. Each part will be merged into one sequence, because this saves
-        time.
+        """Return the sequences, divided into parts. Merging each part into one sequence saves time.
 
         With the ``prefix`` tokens before it, a merged sequence has at most ``max_tokens`` tokens.
         """
@@ -107,8 +106,8 @@ class PrefixSharing:
         linear maps take 12 E^2 multiplications, and attention takes 2 E for each token with which the token is
         compared.
 
-        A token is compared with the prefix and, if ``causal``, with half of the ``tokens`` tokens on average. In a
-        tree, it is compared with all of them, because the mask hides tokens only after the comparison.
+        If ``causal``, a token is compared with the prefix and, on average, half of the ``tokens`` tokens. In a tree, a
+        token is compared with the prefix and all ``tokens`` tokens: the mask hides tokens only after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)

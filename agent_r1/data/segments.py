@@ -35,7 +35,8 @@ def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements ``x`` (N,) of each unit: (units,). A unit without elements has 0.
+    """Return the maximum of the elements ``x`` (N,) of each unit: (units,). The maximum of a unit without elements is
+    0.
 
     ``x`` must not be negative. ``unit`` (N,) holds the index of each element's turn, trajectory or group.
     """

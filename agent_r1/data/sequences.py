@@ -1,8 +1,8 @@
 """Packing: the conversion of a trajectory to token sequences for the model.
 
 If every turn continues the turn before, the trajectory becomes one causal sequence. If several turns continue one turn,
-the turns form a tree. The tree becomes one sequence in depth-first order, in which common tokens are computed only
-once. An attention mask then lets each token attend only to the tokens on its path in the tree.
+the turns form a tree. The tree becomes one sequence in depth-first order, which holds common tokens only once. An
+attention mask then lets each token attend only to the tokens on its path in the tree.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class TrainerConfig(BaseModel):
     """Learning rate of AdamW for the policy."""
 
     critic_learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    """Learning rate of AdamW for the critic, if the algorithm has a critic."""
+    """Learning rate of AdamW for the critic."""
 
     critic_epochs: int | None = Field(default=None, ge=1)
     """Number of epochs over each batch that train only the critic, after the epochs of the policy. None: the critic is

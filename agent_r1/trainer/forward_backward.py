@@ -41,8 +41,8 @@ class ModelSet:
     Attributes:
         temperature: the temperature at which the engine sampled. All log-probabilities are computed at this
             temperature.
-        sharing: determines which common prefixes of sequences are computed only once. None: no prefix is shared. The
-            results differ only by rounding errors.
+        sharing: determines which common prefixes of sequences are computed only once; None to share no prefix. Sharing
+            changes results only by rounding errors.
         images: the image processor of the models; None if the models cannot read images.
     """
 
@@ -204,8 +204,7 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The loss is the sum over the sequences of ``prepared.batch``, at least one. Without "policy" in ``modules``, only
-    the value loss is computed.
+    The batch must have at least one sequence. Without "policy" in ``modules``, only the value loss is computed.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     backbones = {POLICY: backbone_of(models.policy)}

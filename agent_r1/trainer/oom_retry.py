@@ -97,14 +97,13 @@ def explain_oom(work: str) -> Iterator[None]:
 class RanOut:
     """The result of work in which memory ran out.
 
-    It is no exception, because the traceback of an exception would keep the tensors of the work in memory.
+    This result is a value, because the traceback of an exception would keep the tensors of the work in memory.
     """
 
     message: str
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -125,7 +124,7 @@ class FreedMemory:
         self._resident = 0 if _malloc_trim() is None else _resident_bytes()
 
     def give_back(self) -> None:
-        """Give back freed memory if the process has grown by more than ``KEPT`` bytes since the last time.
+        """Give back freed memory if the process has grown by more than ``KEPT`` bytes since memory was last given back.
 
         Call this method after each pass.
         """
@@ -141,7 +140,7 @@ def _resident_bytes() -> int:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's ``malloc_trim``; None on systems without it, or if the size of the process is unknown."""
+    """Return glibc's ``malloc_trim``, or None on other systems."""
     try:
         return ctypes.CDLL(None).malloc_trim if STATM.exists() else None
     except (OSError, AttributeError):

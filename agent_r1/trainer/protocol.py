@@ -87,7 +87,7 @@ class TrainerState:
 
     Attributes:
         tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. If the trainer has several processes, the tensors are in files (``TensorFiles``).
+            policy. In a trainer with several processes, the tensors are in files (``TensorFiles``).
         scalars: counters, coefficients and checksums.
     """
 

@@ -129,7 +129,7 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the count to 0. All ranks call this method when they begin a micro-batch."""
+        """Set the count to 0 at the beginning of a micro-batch, on all ranks."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:

@@ -99,7 +99,6 @@ class _Rank:
 
 
 def _answer(work: Callable[[], object]) -> bytes:
-    """Return the pickled result of ``work()``. If ``work()`` raises an exception, return a pickled :class:`Failure`."""
     try:
         return pickle.dumps(work())
     except Exception as error:

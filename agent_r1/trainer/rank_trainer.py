@@ -54,7 +54,6 @@ class RankSettings:
         algorithm: the algorithm as plain data.
         modules: the names of the Python modules that define components of the algorithm.
         device: ``cpu`` or ``cuda``.
-        threads: the number of torch threads of a rank.
         random_state: the state of torch's random number generator, from which the new weights of a critic are drawn.
     """
 

@@ -29,11 +29,8 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """The data of one optimizer step.
-
-    Attributes:
-        modules: the modules that the step trained.
-        trajectories: the indices, in the batch, of the trajectories that the step used.
+    """The data of one optimizer step. ``trajectories`` are the indices, in the batch, of the trajectories that the step
+    used.
     """
 
     modules: frozenset[Module]

@@ -127,10 +127,7 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
-        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible.
-
-        Raise InvalidInput if ``share_prefixes`` is "on", but the models cannot share prefixes.
-        """
+        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible."""
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
             return None
