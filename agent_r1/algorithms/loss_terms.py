@@ -65,8 +65,8 @@ class Kl(Component):
     (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656)."""
 
     placement: Literal["loss", "reward"] = "loss"
-    """Where the penalty is applied. loss: a term of the loss. reward: its estimate k1 is subtracted from the reward of
-    each action token."""
+    """Where the penalty is applied. loss: a term of the loss. reward: the penalty, estimated by k1, is subtracted from
+    the reward of each action token."""
 
     target: float | None = Field(default=None, gt=0)
     """Desired KL divergence per token, towards which each update adapts the coefficient (arXiv:1909.08593, section

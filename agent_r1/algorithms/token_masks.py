@@ -135,7 +135,10 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens with the largest :func:`covariance`: KL-Cov (arXiv:2505.22617)."""
+    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617).
+
+    See :func:`covariance`. pi_old is the policy before the update.
+    """
 
     share: float = Field(default=2e-4, gt=0, le=1)
     """Share of the tokens that are penalized, at least one token."""

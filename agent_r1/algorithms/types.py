@@ -63,7 +63,7 @@ class ModelOutputs:
     """The teacher's most likely tokens, for ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens that ``mask`` (N,) selects, and all values after actions."""
+        """Return the outputs for the tokens that ``mask`` (N,) selects. All of ``values.after_action`` (S,) is kept."""
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)

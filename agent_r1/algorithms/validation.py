@@ -20,7 +20,7 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 def check_context_rewriting(algorithm: Algorithm) -> None:
     """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
 
-    An observation responds to the text before it, which a rewritten context changes.
+    An observation responds to the text before it. A rewritten context changes this text.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"

@@ -40,8 +40,9 @@ _SAVED_PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
     """Add a new adapter to the model in place, freeze all other weights, and return the model.
 
-    A is random and B is 0, so the outputs of the model do not change yet. Both are in float32 or a more precise type.
-    ``seed`` is for A. ``base`` is the name or the folder of the model without the adapter, for the adapter's files.
+    The adapter's matrix A is random and its matrix B is 0, so the outputs of the model do not change yet. Both are in
+    float32 or a more precise type. ``seed`` is the seed of A. ``base`` is the name or the folder of the model without
+    the adapter, for the adapter's files.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
@@ -152,7 +153,7 @@ def adapter_rank(model: nn.Module) -> int:
 
 
 def copy_sharing_frozen(module: M) -> M:
-    """Return a copy of a module that shares the memory of frozen parameters with the module."""
+    """Return a copy of a module. The module and its copy share the memory of frozen parameters."""
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
         for parameter in module.parameters()

