@@ -330,8 +330,7 @@ class Algorithm(Component):
         """Return (kept, penalty weights), each (N,).
 
         ``kept`` (bool) is false for tokens that the token mask masks. The penalty weights are for KL-Cov; None without
-        KL-Cov. The rules apply to the tokens in ``loss_mask`` (N,), at least one. All others are kept and have weight
-        0.
+        KL-Cov. The rules apply to the tokens in ``loss_mask`` (N,), at least one. All others are kept, with weight 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None

@@ -73,8 +73,8 @@ class Kl(Component):
     2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories in which the coefficient is multiplied by exp(clip(divergence / target - 1, -0.2,
-    0.2))."""
+    """Number of trajectories after which the coefficient has changed by the factor exp(clip(divergence / target - 1,
+    -0.2, 0.2)), for a constant divergence."""
 
     @property
     def formula(self) -> str:

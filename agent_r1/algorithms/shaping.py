@@ -231,7 +231,7 @@ def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[st
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return for each sample a reason to exclude it if its group is not kept, else None.
+    """Return for each sample a reason to exclude it if the returns of its group vary little, else None.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
     Ties go to the earlier group.

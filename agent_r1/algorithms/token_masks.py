@@ -51,8 +51,8 @@ class TokenMask(Component, ABC):
 class SecondMoment(TokenMask):
     """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (arXiv:2510.01161).
 
-    pi_old is the policy before the update, and mu is the sampler's policy. The largest squares are masked until the
-    mean of the others is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
+    pi_old is the policy before the update, and mu is the sampler's policy. Tokens are masked until the mean of the
+    remaining squares is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
     """
 
     name: Literal["second_moment"] = "second_moment"
