@@ -150,7 +150,6 @@ class CacheBlock:
 
     @property
     def bytes_per_token(self) -> int:
-        """The size of the keys and values of one token in all layers."""
         return sum(tensor[0, :, 0].nbytes for tensor in (*self.keys, *self.values))
 
 

@@ -156,7 +156,6 @@ class ModelRunner:
             self._row_decoder = self._llama if self._llama.has_independent_rows(head, rows) else None
 
     def add_block(self) -> int:
-        """Add a block to the KV cache, and return the index of the block."""
         self.blocks.append(CacheBlock(self.rows, self._capacity, self.model.device))
         return len(self.blocks) - 1
 
@@ -167,7 +166,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def copy_prefixes(self, copies: Sequence[PrefixCopy]) -> None:
-        """Copy the keys and values of prefixes, in the order of ``copies``."""
         for copy in copies:
             source, target, columns = copy.source, copy.target, slice(copy.start, copy.tokens)
             origin, destination = self.blocks[source.block], self.blocks[target.block]

@@ -63,10 +63,7 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
 
 
 def wants_native(choice: DecodeStep, parameters: int) -> bool:
-    """Return whether to try native decode steps for a model with this number of parameters.
-
-    For the choice "auto", the result also depends on the processor and on the number of threads.
-    """
+    """Return whether to try native decode steps for a model with this number of parameters."""
     is_slow = is_onednn_faster() and torch.get_num_threads() == 1  # whether PyTorch's products are slow here
     return choice == "native" or (choice == "auto" and parameters <= (AMD_NATIVE_LIMIT if is_slow else NATIVE_LIMIT))
 
@@ -93,7 +90,7 @@ class NativeDecoder:
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
         """Return the native decode step of ``model``, or the reason why ``model`` has no native step.
 
-        The step is tried on a short sequence. Its logits must equal the model's own logits, up to rounding errors.
+        On a short sequence, the native logits must equal the model's own logits, up to rounding errors.
         """
         llama = LlamaDecoder.of(model)
         if llama is None:

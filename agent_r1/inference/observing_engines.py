@@ -101,7 +101,7 @@ class EngineMeter:
 
 @dataclass(frozen=True, slots=True)
 class MeteredEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``, and counts generations with ``meter``."""
+    """An engine that counts the generations of ``engine`` with ``meter``."""
 
     meter: EngineMeter
 
@@ -114,7 +114,7 @@ class MeteredEngine(ForwardingEngine):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledEngine(ForwardingEngine):
-    """An engine that forwards all calls to ``engine``, and measures the time of generations with ``profiler``."""
+    """An engine that measures the time of the generations of ``engine`` with ``profiler``."""
 
     profiler: Profiler
 

@@ -45,7 +45,7 @@ def effective_sample_size(log_weights: Sequence[float]) -> float:
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
     """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random.
 
-    w_i is the weight of particle i, divided by the sum of all weights.
+    The weights w_i add up to 1.
     """
     weights, count = normalize(log_weights), len(log_weights)
     chosen, total, index = [], weights[0], 0

@@ -184,7 +184,7 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``, or None if the server failed or is fenced."""
+        """Return the answer of the server ``member``, or None if the server failed."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))

@@ -31,7 +31,7 @@ class Server(Protocol):
 
     @property
     def log(self) -> Path:
-        """The file with the output of the server, on the machine of the server."""
+        """The file with the server's output, on the machine of the server."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class ServerProcess:
     def stop(self) -> None:
         """End the server and all its child processes. A second call does nothing.
 
-        All processes get SIGTERM. After ``STOP_SECONDS``, the guard process kills the remaining processes.
+        All processes get SIGTERM, and after ``STOP_SECONDS`` SIGKILL.
         """
         assert self._process.stdin is not None
         if self._process.stdin.closed:

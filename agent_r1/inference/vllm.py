@@ -119,7 +119,6 @@ class VllmEngine:
         return await generate_in_pieces(self.request, prompt, params)
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the sampled tokens, also if the server aborts the request."""
         if prompt.media:  # vLLM's API takes images only in an internal format, not as files
             raise EngineError("a vLLM server reads no images here; sample images with --engine.backend embedded")
         if params.top_p != 1.0 or params.top_k != 0:
@@ -167,7 +166,6 @@ class VllmEngine:
             self._staged = self._model
 
     async def _load_weights(self, folder: Path) -> None:
-        """Load the weights in ``folder`` into the server's own model."""
         self._weights = None
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._client.post("/collective_rpc", load, seconds=self._update_seconds)
@@ -204,7 +202,6 @@ class VllmEngine:
         await self._client.get("/health", seconds=CONNECT_SECONDS)
 
     async def probe(self) -> None:
-        """Sample one token, to test the server: a server that hangs can still report that it is healthy."""
         await self._generate(Prompt((0,)), {"max_tokens": 1}, self._model)
 
     async def recover(self) -> None:

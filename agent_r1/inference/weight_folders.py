@@ -76,7 +76,6 @@ class WeightFolders:
         return AdapterFolders(self._keep(self._write(model, f"version-{number}", save)), self._base)
 
     def close(self) -> None:
-        """Remove all folders that were written."""
         if self._root is not None:
             self._root.remove()
 

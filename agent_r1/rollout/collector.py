@@ -147,7 +147,6 @@ class Collector:
         return trajectories
 
     async def _run_attempt(self, rollout: Rollout, task: Task, id: AttemptId) -> Trajectory:
-        """Wait for a free slot, and make an attempt."""
         arrival = time.perf_counter()
         async with self._slots:
             start_time, start = time.time(), time.perf_counter()
@@ -185,7 +184,6 @@ class Collector:
         return tuple(scored.get(t.attempt, t) for t in trajectories)
 
     async def _compute_rewards(self, trajectories: tuple[Trajectory, ...], task: Task) -> list[Scores]:
-        """Return the rewards of all scorers for each trajectory, by the name of the reward."""
         merged: list[dict[str, RewardValue | Unscored]] = [{} for _ in trajectories]
         for scorer in self._scorers:
             limit = asyncio.timeout(self._limits.score_seconds)

@@ -75,7 +75,6 @@ class _ScriptedEpisode:
             await self._episode.close()
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return the next message of the responder as a completion."""
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer

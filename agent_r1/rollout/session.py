@@ -86,7 +86,6 @@ class Session:
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """The completed turns of the attempt, in order."""
         return self._turns
 
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:

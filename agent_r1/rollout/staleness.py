@@ -49,7 +49,6 @@ class StalenessController:
 
     @property
     def groups_wanted(self) -> int:
-        """The number of groups that the current step takes."""
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
