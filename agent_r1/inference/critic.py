@@ -57,7 +57,7 @@ class TokenTree:
         return depths
 
     def subtree_ends(self) -> list[int]:
-        """Return, for each node, the index after its last descendant."""
+        """Return, for each node, the first index after its subtree."""
         ends = [node + 1 for node in range(len(self.parents))]
         for node in range(len(ends) - 1, 0, -1):
             ends[self.parents[node]] = max(ends[self.parents[node]], ends[node])

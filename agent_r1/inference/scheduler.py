@@ -198,6 +198,7 @@ class Scheduler:
         if session is None and self._pages.held[slot] - self._pages_of(request) > self._pages.free:
             self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
         may_empty_sessions = session is not None or not self._running
+        # A page for each running request stays free. Otherwise running requests would soon have to wait again.
         if not self._take_pages(slot, request, len(self._running), may_empty_sessions=may_empty_sessions):
             return False
         if session is None:
