@@ -330,11 +330,10 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
-    """Add the tokens of the observation after ``turn``: the new tokens of the next turn. Return the index of the first
-    one.
+    """Add the tokens of the observation after ``turn``, and return the index of the first added token.
 
-    Add nothing and return None if the next turn is missing, does not continue ``turn``, or has no new tokens or no
-    action tokens. ``number`` is the index of ``turn`` in the batch.
+    The observation is the new tokens of the next turn. Add nothing and return None if the next turn is missing, does
+    not continue ``turn``, or has no new tokens or no action tokens. ``number`` is the index of ``turn`` in the batch.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:

@@ -70,8 +70,9 @@ class MicroBatch:
         )
 
     def gather(self, column: Tensor, like: Tensor) -> Tensor:
-        """Return the elements of ``column`` (N, ..) at the n predicted tokens: (n, ..), in the dtype and on the device
-        of ``like``.
+        """Return the elements of ``column`` (N, ..) at the n predicted tokens: (n, ..).
+
+        The result has the dtype of ``like``, and is on the device of ``like``.
         """
         return column[self.tokens].to(like)
 

@@ -35,10 +35,10 @@ def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements ``x`` (N,) of each unit: (units,). The maximum of a unit without elements is
-    0.
+    """Return the maximum of the elements ``x`` (N,) of each unit: (units,).
 
-    ``x`` must not be negative. ``unit`` (N,) holds the index of each element's turn, trajectory or group.
+    The maximum of a unit without elements is 0, and ``x`` must not be negative. ``unit`` (N,) holds the index of each
+    element's turn, trajectory or group.
     """
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 

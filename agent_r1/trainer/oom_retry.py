@@ -34,10 +34,9 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``). It is reduced when memory runs out, and never
-    increased.
+    """The maximum number of tokens in a micro-batch (``tokens``). It is reduced each time memory runs out.
 
-    The maximum changes the loss of a batch only by rounding errors.
+    The maximum is never increased. It changes the loss of a batch only by rounding errors.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -88,8 +88,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments and step counters by name, such as ``policy.lm_head.weight.exp_avg``, without copying
-        them.
+        """Return the moments and step counters by name, such as ``policy.lm_head.weight.exp_avg``, without a copy.
 
         A moment in 8 bits is several tensors, such as ``policy.lm_head.weight.exp_avg.codes``.
         """

@@ -113,11 +113,9 @@ class Trainer(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """The library for matrix products, and whether prefixes are shared. Both decide the rounding errors of an
-        update.
+        """The library for matrix products, and whether prefixes are shared.
 
-        Example:
-            "products by oneDNN and prefixes shared by parts"
+        Both decide the rounding errors of an update. Example: "products by oneDNN and prefixes shared by parts".
         """
         ...
 
@@ -138,10 +136,9 @@ class Trainer(Protocol):
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's value of the state before each token (N,), and of the state after each turn's action
-        (S,).
+        """Return the critic's values of states, in float64 on the CPU.
 
-        The values are in float64 on the CPU.
+        There is a value for the state before each token (N,), and for the state after each turn's action (S,).
         """
         ...
 

@@ -100,8 +100,9 @@ class _Endings:
 
 
 def start_process(pipe: Connection) -> RankProcess:
-    """Start the process of a rank, which reads its requests from ``pipe``. Ctrl-C in a terminal does not reach the
-    process.
+    """Start the process of a rank, which reads its requests from ``pipe``.
+
+    Ctrl-C in a terminal does not reach the process.
     """
     descriptor = pipe.fileno()
     words = [sys.executable, "-m", "agent_r1.trainer.rank_process", str(descriptor)]

@@ -29,9 +29,7 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """The data of one optimizer step. ``trajectories`` are the indices, in the batch, of the trajectories that the step
-    used.
-    """
+    """The data of one optimizer step. ``trajectories`` are the indices of the used trajectories in the batch."""
 
     modules: frozenset[Module]
     trajectories: frozenset[int]

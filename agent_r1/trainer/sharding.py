@@ -50,9 +50,7 @@ class OneForward(nn.Module):
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
-    """Divide the weights of a model among the ranks in place, and return the module whose ``forward`` gathers the
-    weights.
-    """
+    """Divide the weights of a model among the ranks in place. Return the module whose ``forward`` gathers weights."""
     root = OneForward(model)
     _shard_layers(model, mesh, dtype)
     _shard(root, mesh, dtype)
