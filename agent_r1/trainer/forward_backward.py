@@ -370,7 +370,10 @@ def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> St
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return the value targets of a micro-batch, like the tensor ``like``, with all weights multiplied by ``scale``."""
+    """Return the value targets of a micro-batch, with all weights multiplied by ``scale``.
+
+    The result has the dtype of ``like``, and is on the device of ``like``.
+    """
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)
