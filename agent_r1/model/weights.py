@@ -9,12 +9,14 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import Dtype
 from agent_r1.model.adapter import copy_sharing_frozen
+from agent_r1.model.onednn import PLAIN_LINEAR
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,12 +27,34 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
     The submodules named in ``keep`` keep their type. So do buffers: the frequencies of rotary embeddings must stay in
-    float32.
+    float32. A language model still computes its logits in float32.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
             parameter.data = parameter.data.to(DTYPES[dtype])
+    if dtype != "float32" and isinstance(module, PreTrainedModel):
+        compute_float32_logits(module)
     return module
+
+
+def compute_float32_logits(model: PreTrainedModel) -> None:
+    """Let the head of ``model`` compute logits in float32, from weights and hidden states in any data type.
+
+    Between 16 and 32, bfloat16 numbers have a distance of 0.125. The engine and the trainer round differently, so they
+    would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585). A head that is not a
+    plain linear layer stays as it is.
+    """
+    head = model.get_output_embeddings()
+    if type(head) in PLAIN_LINEAR:
+        head.__class__ = Float32Head
+
+
+class Float32Head(nn.Linear):
+    """A linear layer that computes in float32, whatever the data types of its weights and inputs are."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the logits (.., V) for hidden states (.., H)."""
+        return linear(states.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ from agent_r1.data.micro_batches import MicroBatch, PassPlan, make_micro_batches
 from agent_r1.data.sequences import Block
 from agent_r1.model.tensor_files import Rows, TensorFiles
 from agent_r1.model.value_head import ValueModel
-from agent_r1.model.weights import DTYPES
+from agent_r1.model.weights import DTYPES, compute_float32_logits
 from agent_r1.trainer.forward_backward import ModelSet, Work
 from agent_r1.trainer.rank_memory import MemoryAgreement
 
@@ -52,6 +52,8 @@ class OneForward(nn.Module):
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
     """Divide the weights of a model among the ranks in place. Return the module whose ``forward`` gathers weights."""
     root = OneForward(model)
+    if dtype != "float32":
+        compute_float32_logits(model)
     _shard_layers(model, mesh, dtype)
     _shard(root, mesh, dtype)
     return root

@@ -86,6 +86,21 @@ def test_an_update_in_bfloat16_computes_with_the_weights_of_the_update_before(ma
     assert second == expected != first
 
 
+@torch.inference_mode()
+def test_a_model_in_bfloat16_has_logits_in_float32(make: Any) -> None:
+    model = make.model(spread=1.0)
+    head = copy.deepcopy(model.lm_head)
+    cast_parameters(model, "bfloat16")
+    ids = torch.arange(6)[None]
+    hidden = model.model(input_ids=ids).last_hidden_state
+    exact = hidden.double() @ model.lm_head.weight.double().T
+    assert hidden.dtype == torch.bfloat16 and float(exact.abs().max()) > 4
+    logits = model(input_ids=ids).logits
+    assert logits.dtype == torch.float32 and torch.allclose(logits.double(), exact, rtol=1e-5, atol=1e-4)
+    rounded = head.bfloat16()(hidden)  # an ordinary head rounds its logits
+    assert float((rounded.double() - exact).abs().max()) > 1e-2
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
 def test_an_updater_in_bfloat16_is_restored_bit_by_bit(name: str, make: Any) -> None:
     settings: Any = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "dtype": "bfloat16"}
