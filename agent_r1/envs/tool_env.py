@@ -61,8 +61,8 @@ class ToolEnv:
             number that is not finite, the episode fails.
         call_rewards: a sync function that returns process rewards for one call. If the call is wrong or fails,
             ``result.ok`` is False. The episode fails in the same cases as with ``turn_rewards``.
-        sandbox: the sandbox in which tools run code of the policy, or ``"none: .."`` with a reason if the code is not
-            isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
+        sandbox: the sandbox in which tools run code written by the policy, or ``"none: .."`` with a reason if such code
+            is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.
@@ -100,7 +100,7 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of the tools that run code of the policy, as text; None without such tools."""
+        """The weakest isolation under which a tool runs code written by the policy; None if no tool runs such code."""
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:

@@ -76,7 +76,7 @@ class UserEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of the tools that run code of the policy, as text; None without such tools."""
+        """The weakest isolation under which a tool runs code written by the policy; None if no tool runs such code."""
         return self._tool_env.sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
@@ -128,11 +128,11 @@ NUDGE = "(You said nothing. Please answer.)"
 
 @dataclass(frozen=True, slots=True)
 class ModelUser:
-    """A user simulated by a model, which plays the assistant in a conversation of its own.
+    """A simulated user: a model writes the user's messages.
 
-    In this conversation, the persona is the system message, and the agent's messages are user messages. The model does
-    not see the agent's reasoning, its tool calls or their results. The agent's conversation ends after two empty
-    replies in a row.
+    The model gets the conversation with exchanged roles: the agent's messages are user messages, and the user's
+    messages are assistant messages. The persona is the system message. The model does not see the agent's reasoning,
+    tool calls and tool results. The conversation ends after two empty replies in a row.
 
     Attributes:
         persona: returns the system message for a task: who the user is and what the user wants.
@@ -170,7 +170,10 @@ def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _merge_roles(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages, with adjacent messages of one role merged, and a user message first."""
+    """Return the messages, with adjacent messages of one role merged into one message.
+
+    If the first message is an assistant message, the user message OPENING is added before this message.
+    """
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

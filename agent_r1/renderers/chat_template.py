@@ -25,7 +25,7 @@ KEPT_TEXTS = 512
 """The largest number of rendered conversations that a template caches."""
 
 KEPT_CHARACTERS = 16_384
-"""Only rendered texts of conversations with at most this number of characters, as JSON, are cached."""
+"""A rendered text is cached only if the variables of the template, as JSON, have at most this many characters."""
 
 
 def apply_chat_template(

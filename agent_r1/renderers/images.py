@@ -5,10 +5,10 @@ The conversion has four steps:
 1. In the text of a message, a mark replaces each image. The tool format then converts the text.
 2. The chat template gets the message as a list of texts and images. It writes one placeholder per image.
 3. A mark replaces each of these placeholders again. The result is called a marked text.
-4. Placeholders replace the marks: one placeholder for each feature of the image.
+4. Placeholders replace each mark: one placeholder for each feature vector that the model computes from the image.
 
-A second mark protects placeholders that the policy wrote as text. The marks are random, because a web page or the
-policy could write a known mark.
+A web page or the policy can write a placeholder as text. During steps 2 and 3, a mark of another kind replaces such a
+placeholder. The marks are random, because a web page or the policy could write a known mark.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PromptEncoder:
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return the text that the chat template wrote: ``marked`` with a placeholder in place of each mark."""
+        """Return the marked text ``marked`` with a placeholder in place of each mark."""
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(

@@ -19,7 +19,7 @@ class RenderedPrompt:
         text: the text of the whole conversation.
         token_ids: the tokens of the whole conversation; from :meth:`Renderer.bridge_to_next_turn` only the tokens after
             the last action.
-        media: the images at their placeholder tokens in ``token_ids``.
+        media: the images, each with the positions of its placeholder tokens in ``token_ids``.
 
     Example:
         RenderedPrompt(text="...<|im_end|>\n<|im_start|>user\n...assistant\n", token_ids=(198, 7, ...))
@@ -41,7 +41,7 @@ class ImageExpander(Protocol):
     def placeholder(self) -> str: ...
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image: one placeholder for each feature of the image.
+        """Return the text that replaces the placeholder of an image: one placeholder for each feature vector.
 
         Raises:
             UnsupportedChat: the image cannot be decoded.

@@ -11,7 +11,10 @@ from agent_r1.core.inference import StopCondition
 Decode = Callable[[Sequence[int]], str]
 
 _EXTRA_TOKENS = 4
-"""The number of earlier tokens that are decoded together with new tokens. Some tokens have no text of their own."""
+"""The number of earlier tokens that are decoded together with new tokens.
+
+The text of a token can depend on the tokens before it, for example if several tokens encode one character.
+"""
 
 
 class StopStringMatcher:
@@ -38,7 +41,7 @@ def with_stop_strings(
 ) -> StopCondition | None:
     """Return a stop condition that is met if ``condition`` is met, or if the text contains one of ``strings``.
 
-    The texts in ``strings``, at least one, also end a generation inside a thought.
+    ``strings`` must not be empty. A string inside a thought (``<think> .. </think>``) also meets the condition.
     """
     matcher = StopStringMatcher(strings, decode)
     if condition is None:
@@ -48,9 +51,9 @@ def with_stop_strings(
 
 
 class GrowingText:
-    """A decoder of a growing generation. It passes each new part of the text to a check.
+    """A decoder of the tokens of a generation, while they are sampled. It passes each new part of the text to a check.
 
-    A check is a function that gets text and returns a bool. ``make_check`` returns a new check for a generation.
+    ``make_check`` returns a new check for each generation: a function that gets the new text and returns a bool.
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:

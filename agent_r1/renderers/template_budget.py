@@ -163,10 +163,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in nested containers, if ``characters`` is 0, otherwise their length as text.
+    """Return how many values a nested container holds, or the approximate length of the container as text.
 
-    The length is approximate: the sum of len(value as text) + ``characters`` over all values. The count stops when it
-    reaches ``limit``.
+    If ``characters`` is 0, each value counts 1. Otherwise, each value counts its length as text plus ``characters``.
+    Counting stops when the sum reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

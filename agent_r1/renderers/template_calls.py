@@ -30,9 +30,9 @@ METHODS: dict[type, frozenset[str]] = {
     LoopContext: frozenset({"changed", "cycle"}),
     Cycler: frozenset({"next", "reset"}),
 }
-"""The methods that templates can call, by the type of their object.
+"""The methods that templates can call on an object, by the type of the object.
 
-No method returns a value of a type that is not in this table, because the budget cannot count its characters.
+Methods that return bytes are left out, because the budget cannot count the characters of bytes.
 """
 
 _LINEAR = frozenset({

@@ -259,9 +259,10 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return a concatenation, text or literal with a filter that subtracts its size from the budget.
+    """Return the node inside a filter that subtracts the size of the node's value from the budget.
 
-    A node of any other kind is returned unchanged.
+    The filter is added to concatenations, to text of the template, and to literal lists, tuples and dictionaries. A
+    node of any other kind is returned unchanged.
     """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)

@@ -38,7 +38,7 @@ _LOOP_VALUES = frozenset({
     "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
 })
 _LOOP_CALLS = frozenset({"changed", "cycle"})
-"""The methods of ``loop`` that a template may call in a loop over other values than the messages."""
+"""The methods of ``loop`` that a template may call, except in the loop over the messages."""
 # fmt: on
 
 _UNKNOWN_EXPRESSIONS = (
@@ -116,14 +116,14 @@ class _Place:
 
 
 class _Proof:
-    """A check of the syntax tree of a template, node by node. It raises _NotLocal at a node that may not be local.
+    """A proof, node by node, that a template is local. Methods raise _NotLocal if a node prevents the proof.
 
     Attributes:
         first: the number of messages at the beginning that the template reads by index, such as ``messages[0]``, or
             distinguishes by index, such as ``loop.index0 == 0``.
         near: the largest n for which the template reads the message n before or after the current one, such as
             ``messages[loop.index0 + n]``, or n from the end, such as ``messages[-n]``.
-        shift: the number of messages that the slices ``messages[n:]`` of the template leave out together.
+        shift: the sum of n over all slices ``messages[n:]`` in the template.
         is_after_loop: whether the loop over the messages has been checked.
     """
 
@@ -224,7 +224,10 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the expression ``messages[index]``. Raise _NotLocal if this index is not accepted."""
+        """Update ``first`` or ``near`` for the expression ``messages[index]``.
+
+        The index can be like 2, ``loop.index0 + 1`` or, after the loop, -1. Any other index raises _NotLocal.
+        """
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:
                 self.first = max(self.first, value + 1)

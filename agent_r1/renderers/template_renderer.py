@@ -244,8 +244,8 @@ class TemplateRenderer:
         """Return the action that the text of sampled tokens forms.
 
         If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
-        text that the policy wrote. ``opened`` says whether the text begins inside the reasoning. By default, the end of
-        the template's prompts decides.
+        text that the policy wrote. ``opened`` says whether the text begins inside the reasoning. The default is True if
+        the prompts of the template end with ``<think>``.
         """
         reasoning, rest = self._split_reasoning(text, self._opens_reasoning if opened is None else opened)
         output = self.tool_format.parse(rest, tools)
@@ -338,9 +338,10 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens of the action ``probe`` in ``text``, a conversation in which ``probe`` follows ``prompt``.
+        """Return the tokens that the template writes for the test action ``probe``.
 
-        Return None if ``text`` does not begin with the prompt, or if parsing the tokens does not give ``probe``.
+        ``text`` is a rendered conversation: the prompt, ``probe`` and possibly more messages. Return None if ``text``
+        does not begin with the prompt, or if parsing the tokens does not give ``probe``.
         """
         appended = text.startswith(prompt.text)
         # if the prompt ends with <think>, this tag may be missing in the text

@@ -52,7 +52,7 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation of the functions that run code of the policy, as text; None without such functions."""
+        """The weakest isolation under which a function runs code written by the policy; None if no function does."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)

@@ -1,6 +1,6 @@
-"""Rewards that need no gold answer: cost, form and log-probability of an attempt, and whether its answer has a source.
+"""Rewards that need no gold answer, such as the number of tool calls or of sampled tokens.
 
-A cost is a positive number, so give it a negative weight.
+A cost, such as the number of tool calls, is a positive reward. Give a cost a negative weight.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Return (a new worker process without an object, the connection to this process)."""
+        """Return (a new worker process without an object, the socket for requests to the worker process)."""
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

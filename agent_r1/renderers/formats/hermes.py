@@ -42,8 +42,8 @@ class Hermes(ToolFormat):
 def _parse_call(text: str, start: int, value: int) -> ParsedCall:
     """Return the call whose opening tag ends at ``start``, and whose JSON begins at ``value``.
 
-    If no closing tag follows complete JSON, the call ends at the next closing tag, at the next call or at the end of
-    the text, whichever comes first.
+    If a closing tag comes directly after complete JSON, the call ends with this tag. Otherwise the call ends at the
+    next closing tag, at the next opening tag or at the end of the text, whichever comes first.
     """
     closed = None
     with suppress(ValueError, RecursionError):  # decode the JSON, because a string in it can contain the closing tag

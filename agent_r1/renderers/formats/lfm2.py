@@ -63,7 +63,7 @@ def _written(call: ToolCall) -> str:
 
 
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
-    """Yield the calls of a block. A call ends at the index of the next comma or at the end of the block."""
+    """Yield the calls of a block. A call ends at the comma before the next call, or at the end of the block."""
     inside = block.text.strip()
     if not block.is_closed:
         yield malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")

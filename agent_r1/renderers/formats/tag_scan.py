@@ -64,11 +64,11 @@ class _Search:
 
 
 class TagScan:
-    """A function that gets each new part of an action's text, and returns whether the action is complete.
+    """A callable that gets each new part of an action's text, and returns whether the action is complete.
 
-    An action is complete if its first call is closed, or if an answer that begins before the first call is closed. Up
-    to ``thoughts`` thoughts (``<think> .. </think>``) at the beginning of the text are skipped. ``is_opened`` says
-    whether the text begins inside a thought.
+    An action is complete if its first call is closed. An action is also complete if an answer is closed and no call
+    begins before this answer. Up to ``thoughts`` thoughts (``<think> .. </think>``) at the beginning of the text are
+    skipped. ``is_opened`` says whether the text begins inside a thought.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:

@@ -222,9 +222,9 @@ def _bare_parameter(tool: ToolSpec) -> str | None:
 
 
 def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
-    """Return the arguments of the tool if ``text`` is a JSON object, otherwise None.
+    """Return the JSON object in ``text`` as the arguments of the tool; None for any other text.
 
-    Return None too if the object has keys, but no parameter of the tool.
+    Return None too if the object is not empty and none of its keys is a parameter of the tool.
     """
     try:
         data = parse_json(text)

@@ -28,7 +28,7 @@ class ParsedCall:
         name: the name of the tool; "" if the name could not be read.
         arguments: the arguments of the call; None if the call could not be read.
         raw: the text of the call, as the policy wrote it.
-        end: the index in the text after the call.
+        end: the index of the first character after the call.
         error: the reason why the call could not be read, or None.
 
     Example:
@@ -49,7 +49,7 @@ class ParsedOutput:
     Attributes:
         content: the text without the calls.
         calls: the calls, in their order in the text.
-        end: the index in the text after the action; None if nothing in the text ends the action.
+        end: the index of the first character after the action; None if nothing in the text ends the action.
 
     Example:
         ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
@@ -165,7 +165,7 @@ class CallBlock:
 
     Attributes:
         is_closed: whether the closing delimiter was found.
-        end: the index in the whole text after the call.
+        end: the index of the first character after the block, in the whole text.
 
     Example:
         CallBlock('{"name": "add"', is_closed=False, end=25)
