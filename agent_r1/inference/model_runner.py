@@ -273,17 +273,18 @@ class ModelRunner:
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
-        rows = torch.tensor(list(last_tokens), dtype=torch.long)
+        rows, last = torch.tensor(list(last_tokens)), torch.tensor(list(last_tokens.values()))  # each (running rows,)
         if self._native is not None:
-            logits = self._native.decode(last_tokens, block)
+            logits = torch.empty(len(rows), self._native.vocabulary)
+            self._native.append(last, rows, block.lengths[rows], block, logits)
             block.lengths[rows] += 1
             return logits
         if self._row_decoder is not None:
-            hidden = self._row_decoder.decode_rows(torch.tensor(list(last_tokens.values())), block, list(last_tokens))
+            hidden = self._row_decoder.decode_rows(last, block, list(last_tokens))
             block.lengths[rows] += 1
             return self.model.get_output_embeddings()(hidden)[: len(rows)].float()
         token_ids = torch.zeros(self.rows, dtype=torch.long)  # (R,)
-        token_ids[rows] = torch.tensor(list(last_tokens.values()), dtype=torch.long)
+        token_ids[rows] = last
         visible = min(round_up(int(block.lengths.max()) + 1, LENGTH_MULTIPLE), block.capacity)
         # A row attends to its cached tokens and to the token that it appends, columns 0 .. length: (R, 1, 1, L)
         mask = self._additive_mask(torch.arange(visible)[None] <= block.lengths.cpu()[:, None])[:, None, None]

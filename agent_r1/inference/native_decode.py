@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class NativeDecoder:
         self._packed: list[Tensor] = []
         self._weights = _Weights()
         self._version = -1
-        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
@@ -116,16 +116,6 @@ class NativeDecoder:
     def __str__(self) -> str:
         return f"native ({self._library.compiler}, {self._lanes} lanes)"
 
-    def decode(self, last_tokens: Mapping[int, int], block: CacheBlock) -> Tensor:
-        """Append one token to each of A rows of ``block``, and return the next logits of these rows: (A, V).
-
-        ``last_tokens`` maps rows to tokens. The block must have room for the tokens. ``block.lengths`` is not changed.
-        """
-        token_ids, rows = torch.tensor(list(last_tokens.values())), torch.tensor(list(last_tokens))  # (A,)
-        logits = torch.empty(len(rows), self._vocabulary)
-        self.append(token_ids, rows, block.lengths[rows], block, logits)
-        return logits
-
     def append(
         self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None = None
     ) -> None:
@@ -138,7 +128,7 @@ class NativeDecoder:
             token_ids: (N,) the tokens. The tokens of a sequence are adjacent and in order.
             rows: (N,) the row of each token's sequence.
             positions: (N,) the index of each token in its sequence.
-            logits: (N, V) the tensor that gets the logits. None: no logits are computed.
+            logits: (N, V) the tensor in fp32 that gets the logits. None: no logits are computed.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -218,12 +208,12 @@ class NativeDecoder:
         """Return the largest difference between a native logit and the model's, relative to the largest logit."""
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
-        block, prompt = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu")), CHECKED_TOKENS // 2
-        self.append(token_ids[:prompt], torch.zeros(prompt, dtype=torch.long), torch.arange(prompt), block)
-        block.lengths += prompt
-        for token in token_ids[prompt:].tolist():
-            logits = self.decode({0: token}, block)
-            block.lengths += 1
+        rows, positions = torch.zeros_like(token_ids), torch.arange(CHECKED_TOKENS)
+        block, logits = CacheBlock(1, LENGTH_MULTIPLE, torch.device("cpu")), torch.empty(1, self.vocabulary)
+        prompt = CHECKED_TOKENS // 2
+        self.append(token_ids[:prompt], rows[:prompt], positions[:prompt], block)
+        for i in range(prompt, CHECKED_TOKENS):
+            self.append(token_ids[i : i + 1], rows[i : i + 1], positions[i : i + 1], block, logits)
         return float((logits[0] - expected).abs().max() / expected.abs().max())
 
 
