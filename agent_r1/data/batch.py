@@ -26,12 +26,12 @@ RewardWeights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
-    """The rewards with one name in a batch."""
+    """All rewards in a batch that have the same name, such as "format"."""
 
     name: str
     weight: float
     returns: Tensor
-    """(M,) float64: the sum of these rewards in each trajectory, multiplied by ``weight``."""
+    """(M,) float64: ``weight`` times the sum of the rewards called ``name`` in each trajectory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,11 +145,10 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (this batch without separate summary turns, the indices of last turns).
+        """Return (a batch in which summary turns are joined with acting turns, the last old turn of each new turn).
 
-        Each summary turn is joined with the next acting turn, or with the acting turn before it if none follows. So the
-        S turns of this batch become D turns. Each of the D turns consists of one or more of the S turns. The second
-        result (D,) holds the index of the last one.
+        A summary turn is joined with the next acting turn. If no acting turn follows, the summary turn is joined with
+        the last acting turn. So the S old turns become D new turns. The second result (D,) holds old turn indices.
 
         Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
         result is 0 2 4.

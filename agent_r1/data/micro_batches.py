@@ -78,12 +78,12 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block for each sequence. The sequences of a block must be in the same micro-batch."""
+    """Return each sequence as a block of its own, so that a micro-batch can hold any sequences."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block for each trajectory. The sequences of a block must be in the same micro-batch."""
+    """Return one block per trajectory, so that all sequences of a trajectory are in one micro-batch."""
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         blocks.setdefault(sequence.trajectory, []).append(sequence)

@@ -24,14 +24,14 @@ MIN_COMMON_PREFIX = 64
 """If all sequences begin with at least this number of equal tokens, an additional pass computes these tokens once."""
 
 MAX_TREE = 4096
-"""The maximum number of tokens in a merged tree, with the prefix. The limit holds if attention uses a mask, whose size
-is the square of this number."""
+"""The maximum number of tokens in a merged tree, with the prefix, if attention uses a mask. The mask of T tokens has
+T * T elements."""
 
 MIN_MERGED = 16
-"""The minimum number of equal first tokens of two sequences that are merged into a tree.
+"""Two sequences are merged into a tree only if at least this number of first tokens are equal.
 
-The limit holds if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). A merge adds
-parts, which take about as long as this number of tokens in a small model.
+The minimum applies if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). In a small
+model, the parts that a merge adds take about as much time as 16 tokens.
 """
 
 
@@ -74,9 +74,10 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        """Return the sequences, divided into parts. Merging each part into one sequence saves time.
+        """Divide the list ``sequences`` into sublists. Merging the sequences of a sublist into one sequence saves time.
 
-        With the ``prefix`` tokens before it, a merged sequence has at most ``max_tokens`` tokens.
+        A merged sequence and its ``prefix`` tokens have at most ``max_tokens`` tokens together. A longer sequence is
+        alone in its sublist.
         """
         parts: list[list[TokenSequence]] = []
         size, cost = 0, 0.0  # of the last part, when merged

@@ -60,7 +60,7 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        Tokens that are in no sequence of the batch get 0, here and in the other methods.
+        Tokens in no sequence of the batch get 0, also in :meth:`entropy`, :meth:`top_tokens` and :meth:`values`.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:

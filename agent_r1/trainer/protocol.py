@@ -145,7 +145,7 @@ class Trainer(Protocol):
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        """Compute ``scale`` times the loss of the batch, and the gradient of this loss for ``modules``.
+        """Compute ``scale`` times the loss of the batch, and the gradient of the scaled loss for ``modules``.
 
         Return statistics of the pass. Call :meth:`optim_step` once after each call of this method. Raise OutOfMemory if
         the smallest possible micro-batch does not fit in memory.

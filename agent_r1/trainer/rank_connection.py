@@ -15,7 +15,7 @@ KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable from which the process of a rank reads its key."""
 
 PROOF_SECONDS = 30
-"""The time limit, in seconds, for each message with which a client proves that it knows the key."""
+"""The longest wait, in seconds, for each message in which a connecting rank proves that it knows the key."""
 
 NUMBER = struct.Struct("!I")
 """The binary format of the first message that a rank sends. The message contains only the index of the rank."""
@@ -35,9 +35,9 @@ class RankListener:
         self.address: tuple[str, int] = self._socket.getsockname()
 
     def accept(self, seconds: float) -> tuple[int, Connection] | None:
-        """Return (index, connection) of the next rank that connects; None if no rank connects within ``seconds``.
+        """Return (index, connection) of the next rank that connects and proves that it knows the key.
 
-        A client without the key is ignored.
+        Return None if nobody connects within ``seconds``, or if the next client does not know the key.
         """
         if not wait([self._socket], seconds):
             return None

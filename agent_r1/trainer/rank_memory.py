@@ -50,7 +50,7 @@ class MemoryAgreement:
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the micro-batches on the device of the models. All ranks need the same number of micro-batches.
 
-        Raise PassAborted if memory ran out on another rank in the last micro-batch.
+        After each micro-batch, raise PassAborted if memory ran out on another rank.
         """
         for micro in micro_batches:
             self._exchanges.begin()

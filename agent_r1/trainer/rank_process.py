@@ -85,7 +85,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The object of a rank. :class:`Start` makes the object, and each later request is called with it."""
+    """The object that a rank holds. The request :class:`Start` makes the object; later requests use the object."""
 
     def __init__(self) -> None:
         self._held: Any = None

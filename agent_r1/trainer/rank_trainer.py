@@ -169,7 +169,7 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the trained weights of the policy by whole tensors."""
+        """Copy this rank's part of each tensor in ``weights`` into the policy. These tensors are not divided."""
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
     def save_state(self, folder: Path) -> Path:
@@ -185,9 +185,10 @@ class RankTrainer:
         return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Replace the tensors of the trainer's state by whole tensors.
+        """Copy this rank's part of ``tensors`` into the trainer's state.
 
-        If the tensors are in files (:class:`TensorFiles`), each rank reads only its own parts.
+        The tensors are not divided among ranks. If they are in files (:class:`TensorFiles`), each rank reads only its
+        own parts.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens
@@ -220,7 +221,7 @@ class RankTrainer:
         overwrite(target, parts)
 
     def _gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return whole tensors, gathered from all ranks one after another. All ranks except rank 0 return {}."""
+        """Gather one tensor after another from all ranks. Return the whole tensors on rank 0, and {} on other ranks."""
         gathered = {}
         for name, tensor in tensors.items():
             whole = full_tensor(tensor.detach())  # all ranks take part

@@ -226,7 +226,8 @@ class RankGroup(Generic[T]):
     def _explain_failure(self, rank: int, failure: Failure, others: set[int]) -> AgentR1Error:
         """End all ranks, and return the error that explains why a request failed on ``rank``.
 
-        If a rank has died, the error is about this rank. ``others`` are the ranks that have not answered yet.
+        ``others`` are the ranks that have not answered yet. If one of these ranks has died, its end is the explanation,
+        unless ``failure`` contains an AgentR1Error.
         """
         if failure.error is not None:
             self.close()

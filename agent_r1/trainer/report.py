@@ -1,4 +1,4 @@
-"""The report of an update: metrics, the outcome of each attempt, and numbers of the tokens of some attempts."""
+"""The report of an update: metrics, the outcome of each attempt, and token records of some attempts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """The data of one optimizer step. ``trajectories`` are the indices of the used trajectories in the batch."""
+    """The data of one optimizer step. ``trajectories`` holds the batch indices of the trajectories in its minibatch."""
 
     modules: frozenset[Module]
     trajectories: frozenset[int]
@@ -177,8 +177,8 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
 
     - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
     - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
-    - ``correction/effective_share``: effective sample size of the action tokens under the correction, divided by their
-      number.
+    - ``correction/effective_share``: effective sample size of the action tokens, weighted by the algorithm's
+      ``correction``, divided by the number of action tokens.
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G, with the critic's value V
       before the update; missing if all targets are equal.
@@ -255,9 +255,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return token records for the attempts of the first ``groups`` groups that an optimizer step used.
+    """Return the token records of all ``samples`` in a few groups, one record per turn with action tokens.
 
-    ``samples`` are in the order of the batch's trajectories.
+    These are the first ``groups`` groups with an attempt that an optimizer step used. ``samples`` are in the order of
+    the batch's trajectories.
     """
     if not groups:
         return ()

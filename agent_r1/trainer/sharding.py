@@ -123,9 +123,9 @@ def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
 
 
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
-    """Return the blocks of each rank, so that all ranks have about the same number of tokens. A rank can have no block.
+    """Return a list of blocks for each rank, so that all ranks have about the same number of tokens.
 
-    Each block, the longest first, goes to the rank with the fewest tokens so far.
+    Each block, the longest first, goes to the rank with the fewest tokens so far. The list of a rank can be empty.
     """
     sizes = [sum(map(len, block)) for block in blocks]
     shares: list[list[int]] = [[] for _ in range(ranks)]

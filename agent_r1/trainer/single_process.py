@@ -305,7 +305,7 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
 
 
 def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None) -> str:
-    """Return a text such as "products by PyTorch and no shared prefixes" (see ``Trainer.arithmetic``)."""
+    """Return the text of ``Trainer.arithmetic``: the library for matrix products, and how prefixes are shared."""
     shared = "no shared prefixes"
     if sharing is not None:
         shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"

@@ -69,8 +69,8 @@ class UpdateReport:
     Attributes:
         step: the index of the update, from 1.
         version: the version of the policy's weights after the update.
-        outcomes: the outcome of each attempt of the groups, with greedy attempts and failed attempts that were tried
-            again.
+        outcomes: the outcome of each attempt of the groups. This includes greedy attempts, and failed attempts that
+            were replaced by a new attempt.
         micro_tokens: the maximum number of tokens in a micro-batch after the update.
         token_records: records of turns with action tokens, for the attempts of a few groups (setting
             ``record_tokens``).
