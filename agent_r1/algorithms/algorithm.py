@@ -103,8 +103,8 @@ class Algorithm(Component):
     3.2). Returns are compared without reward shaping and KL penalty."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Limit on the groups that are sampled to replace filtered groups, as a multiple of the groups of one optimizer
-    step (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
+    """Filtered groups are replaced by new groups, in one step at most this number times ``groups_per_step`` new groups
+    (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
 
     epochs: int = Field(default=1, ge=1)
     """Number of passes over the whole batch in one update."""
@@ -330,7 +330,8 @@ class Algorithm(Component):
         """Return (kept, penalty weights), each (N,).
 
         ``kept`` (bool) is false for tokens that the token mask masks. The penalty weights are for KL-Cov; None without
-        KL-Cov. The rules apply to the tokens in ``loss_mask`` (N,), at least one. All others are kept, with weight 0.
+        KL-Cov. The rules apply to the tokens that ``loss_mask`` (N,) selects; it must select at least one. All other
+        tokens are kept, with weight 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -358,9 +359,10 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with one target after each of the S = ``count`` turns, instead of D targets.
+    """Return ``targets`` with ``after_action`` extended from D time steps to S = ``count`` turns.
 
-    The D targets are put at the turns ``turns`` (D,). All other turns get weight 0.
+    ``turns`` (D,) is the index of the last turn of each time step, which gets the target and the weight of the time
+    step. All other turns get weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

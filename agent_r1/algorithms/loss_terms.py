@@ -22,7 +22,7 @@ from agent_r1.data.segments import segment_mean, segment_sum
 
 
 class Masks(Component):
-    """Two masks that leave out observation tokens (Agent-R1, arXiv:2511.14460). Each mask can be switched off."""
+    """Masks that restrict advantages and the policy loss to action tokens (Agent-R1, arXiv:2511.14460)."""
 
     advantage: bool = True
     """Whether advantages are computed over action tokens only. If not, observation tokens are also time steps."""

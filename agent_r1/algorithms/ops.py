@@ -89,9 +89,9 @@ def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
 
 
 def whiten(x: Tensor) -> Tensor:
-    """Return ``x`` (N,), shifted and scaled to mean 0 and standard deviation 1 (Bessel, + 1e-8): (N,).
+    """Return (x - mean x) / (std x + 1e-8) over all N elements of ``x``: (N,). If all are equal, the result is 0.
 
-    If all elements are equal, the result is 0.
+    std is the sample standard deviation (Bessel).
     """
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), 1e-8)
 

@@ -37,8 +37,8 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 def as_algorithm(value: object, default: str) -> Algorithm:
     """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    A table changes the algorithm that its key ``name`` names (without this key: ``default``). All other keys are
-    parameters, as in :func:`build_algorithm`.
+    In a table, the key ``name`` is the name of an algorithm (default: ``default``). The other keys of the table are
+    parameters of this algorithm to change, as in :func:`build_algorithm`.
 
     Raises:
         InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
@@ -115,10 +115,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm with the name and the description of a stored run's algorithm, and arbitrary components.
+    """Return an algorithm to which all ``settings`` of a stored run can be applied.
 
-    The caller must replace all components by those in ``settings``, the settings of the stored run. Return None if
-    ``settings`` lacks a component.
+    Before the settings are applied, only its name and its description are right: its components are arbitrary. Return
+    None if ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -187,7 +187,7 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the new value of a field for ``value``, the setting of a user. Errors name the field by ``key``.
+    """Convert ``value``, which a user gave for the field ``key``, to a value of the field, and return the result.
 
     - No ``options``: the field holds a plain value. Return ``value``.
     - "none" or None in an ``optional`` field: return None.
@@ -230,7 +230,7 @@ def name_of(component: type[Component]) -> str:
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the classes that are defined outside this package: of the component, and of the components in it."""
+    """Yield the class of the component and of each component in it, if the class is not a part of this package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:

@@ -31,15 +31,15 @@ class Filters(Component):
     """Remove attempts with a token that was sampled more than this number of updates ago. none: off."""
 
     greedy: bool = False
-    """Remove all attempts of a group without a greedy attempt that could be scored."""
+    """Remove a whole group if it has no greedy attempt, or if its greedy attempt could not be scored."""
 
     overlong: bool = False
-    """Exclude from the loss attempts that reached the limit of turns or tokens (overlong filtering of DAPO,
+    """Exclude an attempt from the loss if it reached the limit of turns or tokens (overlong filtering of DAPO,
     arXiv:2503.14476, section 3.4)."""
 
     empty_turn: bool = False
-    """Exclude from the loss attempts with an empty turn (SimpleTIR, arXiv:2509.02479). A turn is empty if all its calls
-    are unreadable, or if it has no calls and its text is empty or cut off."""
+    """Exclude an attempt from the loss if it has an empty turn (SimpleTIR, arXiv:2509.02479). A turn is empty if all
+    its calls are unreadable, or if it has no calls and its text is empty or cut off."""
 
     success: float | None = None
     """Remove attempts whose return is below this number. none: off."""
@@ -98,7 +98,7 @@ class SoftOverlong(Component):
     """Number of action tokens from which a trajectory gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """Number of tokens, up to max_tokens, over which the penalty grows from 0 to the full penalty."""
+    """The penalty grows from 0 at max_tokens - cache_tokens action tokens to the full penalty at max_tokens."""
 
     penalty: float = Field(default=1.0, gt=0)
     """The full penalty, a positive number that is subtracted from the outcome reward."""
@@ -118,16 +118,16 @@ class RewardShaping(Component):
     """Changes of rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for action tokens. A trajectory loses weight * max(0, mean return of its group) * (its
-    action tokens / the most action tokens in its group)."""
+    """Weight w of the penalty for long trajectories. The penalty w * max(0, mean return of the group) * (action tokens
+    of the trajectory / most action tokens of a trajectory in the group) is subtracted from the outcome reward."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight of the penalty for turns. A trajectory loses weight * max(0, mean return of its group) * (its turns / the
-    most turns in its group)."""
+    """Weight w of the penalty for turns. The penalty w * max(0, mean return of the group) * (turns of the trajectory /
+    most turns of a trajectory in the group) is subtracted from the outcome reward."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: they are divided by the largest absolute return to go
-    of process rewards in the batch (Agent-R1)."""
+    """How process rewards are scaled. none: not at all. largest: divided by the largest |G| in the batch (Agent-R1). G
+    is the sum of a trajectory's process rewards from a token on."""
 
     overlong: SoftOverlong | None = None
 

@@ -109,7 +109,7 @@ class ClipCov(TokenMask):
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Number of masked tokens, as a share of all tokens. Masked tokens are drawn from the tokens whose covariance (of
+    """Share of the tokens that are masked. They are drawn from the tokens whose covariance (of
     advantage and log-probability) is between low and high."""
 
     low: float = 1.0

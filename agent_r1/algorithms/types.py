@@ -84,9 +84,10 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenWeights:
-    """The weights of the N tokens of a batch in the loss: float64 tensors on the CPU.
+    """The advantages of the N tokens of a batch, and their weights in the loss: float64 tensors on the CPU.
 
-    They are divided by the denominators of the whole batch, so the loss of a batch is the sum over its micro-batches.
+    ``loss_weight``, ``sft_weight`` and the weights of ``value_targets`` contain the denominators of the whole batch. So
+    the loss of a batch is the sum over its micro-batches.
     """
 
     advantage: Tensor
@@ -127,9 +128,9 @@ class TokenOutputs:
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy. None if the algorithm needs no reference."""
     values: StateValues | None = None
-    """The critic's values: (n,) before tokens, and (s,) after actions. None without a critic."""
+    """The critic's values before the n tokens and after the actions of the s turns. None without a critic."""
     old_values: StateValues | None = None
-    """The critic's values before the update: (n,) before tokens, and (s,) after actions."""
+    """``values``, as the critic computed them before the update."""
     sampler_logprobs: Tensor | None = None
     """(n,) log-probabilities that the sampler recorded. Observation tokens have log pi instead, without gradient."""
     trajectory: Tensor | None = None

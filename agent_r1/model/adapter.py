@@ -42,7 +42,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
 
     The adapter's matrix A is random and its matrix B is 0, so the outputs of the model do not change yet. Both are in
     float32 or a more precise type. ``seed`` is the seed of A. ``base`` is the name or the folder of the model without
-    the adapter, for the adapter's files.
+    the adapter. Saved files of the adapter will name it as their base model.
 
     Raises:
         InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.

@@ -39,8 +39,8 @@ LOGITS_PER_CHUNK = 1 << 26
 class PrefixStates:
     """The keys and values of a prefix: S tokens that stand before the first token of every row.
 
-    They are computed once, and can be used in several passes. Each pass reads copies (:meth:`cache`). The backward
-    passes add up gradients in the copies. At the end, :meth:`backward` propagates the sums to the weights.
+    The keys and values are computed once, and several passes can read them (:meth:`cache`). The gradients from all
+    these passes are added up. At the end, :meth:`backward` propagates the sums to the weights.
 
     Args:
         backbone: the model without its head. If S is above 0, activation checkpointing of the model must be off.
@@ -171,9 +171,9 @@ def hidden_states(
 def _pad_row(
     ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of :func:`hidden_states` for a single row, with padding that no other token attends to.
+    """Return the arguments of :func:`hidden_states` for a single row, padded on the right to ``padded_length``.
 
-    Otherwise each linear layer would copy its inputs into a larger matrix for oneDNN (see ``padded_length``).
+    No token of the row attends to the padding. Without padding here, each linear layer would pad its inputs for oneDNN.
     """
     tokens = ids.shape[1]
     missing = padded_length(tokens) - tokens
@@ -206,7 +206,7 @@ def token_scores(
     """Return (log-probabilities of the targets, entropies) for N positions.
 
     ``hidden`` (N, H) holds the hidden states that predict the positions. ``targets`` is (N,), or (N, m) with m tokens
-    per position. The log-probabilities have this shape, and are computed as in :func:`token_logprobs`.
+    per position. The log-probabilities have the shape of ``targets``. See :func:`token_logprobs` for their formula.
 
     The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass can run
     only once.
@@ -237,9 +237,9 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
 
-    ``hidden`` is (N, H). k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. Only token
-    ids below ``vocabulary`` are returned, for example because a second model has no others. The logits are computed in
-    chunks, as in :func:`token_logprobs`, without gradient.
+    ``hidden`` is (N, H). Only token ids below ``vocabulary`` are returned: the policy's vocabulary size if ``model`` is
+    a teacher. k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. The logits are computed
+    in chunks, as in :func:`token_logprobs`, without gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -263,8 +263,8 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    If so, several branches of a trajectory can share their common prefix in one sequence. In a test with two branches
-    of one token, the hidden state of the second branch must not depend on the first branch.
+    If so, several branches of a trajectory can share their common prefix in one sequence. In a test with two branches,
+    each of one token, the hidden state of the second branch must not depend on the first branch.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window

@@ -79,7 +79,10 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T + b of states x (.., I), weights W (O, I) and an optional bias b (O,): (padded N, O)."""
+    """The product x W^T + b of states x (.., I), weights W (O, I) and an optional bias b (O,).
+
+    The result has one row for each token, then rows of padding: (:func:`padded_length` (N), O).
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -80,8 +80,8 @@ class _Scores(torch.autograd.Function):
 def _parts(table: Tensor) -> list[slice]:
     """Return slices of the rows of ``table``, each of which fits into a processor's cache.
 
-    On a GPU, all rows are one part. For a table without data, which measures memory, only the first part is returned:
-    all parts need the same memory.
+    On a GPU, all rows are one part. Fake tensors only measure memory, and all parts need the same memory, so for a fake
+    table only the first part is returned.
     """
     count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
     parts = [slice(first, first + count) for first in range(0, len(table), count)]

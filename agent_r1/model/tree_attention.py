@@ -51,12 +51,14 @@ class AttentionPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeParts:
-    """The attention over trees of tokens, divided into parts (see this module). Each part is one call of the kernel.
+    """The attention over trees of tokens, divided into parts. Each part is one call of the kernel.
+
+    A chain is a sequence of tokens without branches (see the docstring of this module).
 
     Attributes:
-        own: the parts whose keys are the queries' own chain, or a small tree that contains the queries. Each token is a
-            query in exactly one of these parts.
-        above: the parts whose keys are a chain nearer to the root, or the S tokens before the trees.
+        own: the parts in which the tokens of one chain, or of one small tree, attend to each other. Each token is in
+            exactly one of these parts.
+        above: the parts in which tokens attend to a chain nearer to the root, or to the S tokens before the trees.
     """
 
     own: tuple[AttentionPart, ...]
@@ -110,8 +112,8 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 class _TreeAttention(torch.autograd.Function):
     """The attention over trees of tokens, part by part: (B, H, T, D).
 
-    The queries (B, H, T, D) are of the T tokens in the trees. The keys and values (B, H, S + T, D) are also of the S
-    tokens before the trees.
+    The queries (B, H, T, D) are for the T tokens in the trees. The keys and values (B, H, S + T, D) are for the S
+    tokens before the trees, and then for the T tokens.
     """
 
     @staticmethod

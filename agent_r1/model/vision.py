@@ -230,9 +230,9 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 
 
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
-    """Return the arguments with which a text decoder reads the tokens ``ids`` (B, T) and images.
+    """Return the arguments with which a text decoder reads tokens ``ids`` (B, T) and image features.
 
-    ``index`` (B, T) holds the index of the feature, 0 .. F - 1, of each placeholder token; -1 for tokens of text.
+    ``index`` (B, T) says which of the F features is read at each placeholder token. It is -1 at tokens of text.
     """
     is_image = index >= 0  # (B, T)
     own = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))  # (B, T, H)
@@ -248,10 +248,10 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     """Return the three positions of each token: (3, B, T).
 
     Args:
-        index: (B, T) the index of the feature, 0 .. F - 1, of each placeholder token; -1 for tokens of text.
+        index: (B, T) which of the F features of ``images`` is read at each placeholder token; -1 at tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. If the token is inside an image, its position as if the
-            image were text.
+        first: (B,) the position of the first token of each row. If a row begins with feature i (from 0) of an image
+            whose feature 0 has the position p, then ``first`` is p + i.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image
@@ -268,11 +268,11 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassImages:
-    """The images of a forward pass over B rows of T tokens. Each image is listed once.
+    """The images of a forward pass over B rows of T tokens.
 
     Attributes:
-        index: (B, T) for each placeholder token, the index of its feature among the features of all ``pixels``; -1 for
-            tokens of text.
+        pixels: the images. An image that occurs several times is listed once.
+        index: (B, T) which of the F features of these images is read at each placeholder token; -1 at tokens of text.
         positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
     """
 
@@ -286,7 +286,7 @@ class PassImages:
     ) -> PassImages | None:
         """Return the images of a pass over rows of ``length`` tokens; None if there are no images.
 
-        ``media`` holds, for each row, the images at their placeholder tokens.
+        ``media`` holds the images of each row, with the indices of their placeholder tokens.
         """
         distinct = {one.image.sha256: processor.pixels(one.image) for row in media for one in row}
         if not distinct:

@@ -27,7 +27,7 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
     The submodules named in ``keep`` keep their type. So do buffers: the frequencies of rotary embeddings must stay in
-    float32. A language model still computes its logits in float32.
+    float32. For bfloat16, :func:`compute_float32_logits` is applied to a language model.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -40,9 +40,9 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 def compute_float32_logits(model: PreTrainedModel) -> None:
     """Let the head of ``model`` compute logits in float32, from weights and hidden states in any data type.
 
-    Between 16 and 32, bfloat16 numbers have a distance of 0.125. The engine and the trainer round differently, so they
-    would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585). A head that is not a
-    plain linear layer stays as it is.
+    In bfloat16, logits between 16 and 32 would be rounded to multiples of 0.125. Sampler and trainer round differently,
+    so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585). A head that
+    is not a plain linear layer stays as it is.
     """
     head = model.get_output_embeddings()
     if type(head) in PLAIN_LINEAR:
@@ -84,7 +84,7 @@ class MixedPrecision(Generic[M]):
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return the pair of ``weights`` and a copy that computes in ``dtype``, or of ``weights`` twice for float32.
+    """Return ``weights`` and a copy that computes in ``dtype``. For float32, ``weights`` itself is used as the copy.
 
     In the copy, the submodules named in ``keep`` keep their data type.
     """

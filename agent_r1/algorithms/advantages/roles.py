@@ -39,8 +39,8 @@ class AgainstRole(Advantage):
     ) -> tuple[Tensor, dict[str, float]]:
         """Return (the baseline of each trajectory: (M,) float64, the new running mean of each role).
 
-        A trajectory's baseline is the running mean of all earlier returns of its role, including returns in this batch.
-        Without earlier returns, it is 0.
+        Each return changes the baseline of the later trajectories of its role, also in this batch. The baseline of the
+        first trajectory of a role is 0.
 
         Args:
             baselines: The running mean of each role before the batch.

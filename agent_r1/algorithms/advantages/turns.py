@@ -152,7 +152,7 @@ class SameHistory(TurnRelative):
     same last k states as turn t. The last state is the state just before the turn. std has no Bessel correction, as in
     verl-agent.
 
-    The weight of k is (k + 1)^alpha. It is 0 if turn t has fewer than k states, or if all compared turns have equal G.
+    The weight of k is (k + 1)^alpha; 0 if fewer than k states precede turn t, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"
