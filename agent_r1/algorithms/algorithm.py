@@ -103,8 +103,8 @@ class Algorithm(Component):
     3.2). Returns are compared without reward shaping and KL penalty."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """Filtered groups are replaced by new groups, in one step at most this number times ``groups_per_step`` new groups
-    (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
+    """In one step, at most this number times ``groups_per_step`` new groups replace filtered groups (DAPO,
+    arXiv:2503.14476, section 3.2). 0: no group is replaced."""
 
     epochs: int = Field(default=1, ge=1)
     """Number of passes over the whole batch in one update."""

@@ -56,8 +56,8 @@ class TreeParts:
     A chain is a sequence of tokens without branches (see the docstring of this module).
 
     Attributes:
-        own: the parts in which the tokens of one chain, or of one small tree, attend to each other. Each token is in
-            exactly one of these parts.
+        own: the parts in which tokens attend to their own chain, or to a small tree that contains them. Each token is a
+            query in exactly one of these parts.
         above: the parts in which tokens attend to a chain nearer to the root, or to the S tokens before the trees.
     """
 

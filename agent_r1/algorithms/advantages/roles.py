@@ -39,8 +39,8 @@ class AgainstRole(Advantage):
     ) -> tuple[Tensor, dict[str, float]]:
         """Return (the baseline of each trajectory: (M,) float64, the new running mean of each role).
 
-        Each return changes the baseline of the later trajectories of its role, also in this batch. The baseline of the
-        first trajectory of a role is 0.
+        A trajectory's baseline is the running mean of its role just before its own return is added; 0 if its role has
+        no earlier returns. So trajectories of one batch with the same role can have different baselines.
 
         Args:
             baselines: The running mean of each role before the batch.
