@@ -1,4 +1,4 @@
-"""The size of the KV cache, and its memory, counted in pages."""
+"""The size of the KV cache in pages, and the number of pages that each slot holds."""
 
 from __future__ import annotations
 

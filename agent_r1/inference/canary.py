@@ -193,7 +193,11 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 
 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
-    """Return the log-probabilities of all prompts by (index of the prompt, whether it is a next token, index or id)."""
+    """Return the log-probabilities of all prompts by place.
+
+    The place of ``prompts[i].logprobs[j]`` is (i, False, j). The place of ``prompts[i].next_logprobs[token]`` is
+    (i, True, token).
+    """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):
         values |= {(number, False, index): logprob for index, logprob in enumerate(prompt.logprobs)}

@@ -70,10 +70,7 @@ class ImageCache:
                 self._entries[one.image.sha256].users -= 1
 
     def drop_unused(self) -> None:
-        """Drop the images that no request needs. Call this method before the scheduler removes the cancelled requests.
-
-        A request whose images are dropped was cancelled before. So the scheduler then removes the request.
-        """
+        """Drop the images that only finished or cancelled requests needed."""
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
 

@@ -5,7 +5,7 @@ one tensor of values. A decode step runs on whole blocks, so that all shapes are
 alone gets the same bits as in a batch.
 
 A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
-(``inference.lazy_memory``; on GPUs, vAttention does this, arXiv 2405.04437).
+(``inference.lazy_memory``). vAttention has the same idea for GPUs (arXiv 2405.04437).
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).

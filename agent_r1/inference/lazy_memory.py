@@ -24,7 +24,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def has_free_addresses() -> bool:
-    """Return whether a process may have many more addresses than it uses memory.
+    """Return whether this process may reserve more addresses than the machine has memory.
 
     Two settings prevent this: a limit for addresses (``ulimit -v``), and ``vm.overcommit_memory`` 2.
     """

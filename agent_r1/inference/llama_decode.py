@@ -1,7 +1,7 @@
 """A decode step of Llama-like models, written as one function of tensors.
 
 :class:`LlamaDecoder` runs the same operations as the transformers model, in the same order and on the same weights. But
-the model calls about twenty modules per layer, which takes small models longer than the arithmetic.
+the model calls about twenty modules per layer. In a small model, these calls take longer than the arithmetic.
 
 A step of all rows of a block is bit-equal to the model's own forward pass. A step of only the running rows
 (:meth:`LlamaDecoder.decode_rows`) differs by rounding errors. In both, the bits of a row do not depend on the other
@@ -110,7 +110,7 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the A rows ``rows`` of ``block``. Return the last hidden states: (N, E).
+        """Append one token to each of the A rows ``rows`` of ``block``. Return the last layer's hidden states: (N, E).
 
         N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding.
         """

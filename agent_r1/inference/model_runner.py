@@ -59,18 +59,18 @@ MAX_PAIRS = 1 << 19
 """The largest number of pairs (new token, token to which it may attend) in a prefill pass of several rows."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs, for which more tokens hardly take longer."""
+"""The sizes of prefill passes for small models and for GPUs. There, a pass of more tokens takes hardly longer."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU, for which each token takes time, also a token of padding."""
+"""The sizes of prefill passes for large models on a CPU. There, each token takes time, also a token of padding."""
 
 NATIVE_PASS = 128
 """The largest number of tokens in one prefill pass of the native decoder: its results should fit into a processor
 cache."""
 
 LARGE_MODEL = 10_000_000
-"""From this number of parameters on, a model on a CPU has ``NARROW_PASS``, and decodes only running rows if
-possible."""
+"""A model on a CPU is large from this number of parameters on. Large models use ``NARROW_PASS``, and decode only
+running rows if possible."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -269,7 +269,8 @@ class ModelRunner:
             block_index: the index of the block.
             last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
                 cache.
-            shifts: maps rows to the position of the last token minus its index. Rows without images may be left out.
+            shifts: maps a row to p - i for its last token, with position p in the model's position encoding and index i
+                in the sequence. Rows with p = i (always so without images) may be left out.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -191,7 +191,7 @@ class NativeDecoder:
         return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
 
     def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        """Return the address of the joined biases of ``linears``, or None if no layer has a bias."""
+        """Concatenate the biases of ``linears``. Return the address of the result, or None if there is no bias."""
         if all(linear.bias is None for linear in linears):
             return None
         return self._keep(

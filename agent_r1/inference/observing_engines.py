@@ -88,9 +88,10 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the last call to the busy time and, once per running request, to the request time.
+        """Update the busy time and the request time. The caller must hold the lock.
 
-        The caller must hold the lock.
+        The time since the previous update counts once as busy time if any request was running. It counts as request
+        time once for each running request.
         """
         now = self._clock()
         if self._running:

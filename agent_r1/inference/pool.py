@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""After this number of failed requests in a row, a server gets no more requests, even if it reports to be healthy."""
+"""After this number of failed requests in a row, a server gets no more requests, even if its health check passes."""
 
 
 class Replica(InferenceEngine, Protocol):
@@ -226,7 +226,7 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on all ``members`` at the same time. Fence the members that fail, and return the others."""
+        """Run ``work`` on all ``members`` at the same time. Return the members that succeed, and fence the others."""
 
         async def attempt(member: _Member) -> bool:
             try:
@@ -251,7 +251,7 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Fence each server that has requests but answers nothing for ``stall_seconds`` seconds."""
+        """Probe the servers that have requests but send no answers. Fence a server if its probe fails or times out."""
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]

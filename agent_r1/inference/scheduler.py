@@ -98,7 +98,7 @@ class Scheduler:
     A session keeps its slot until it is released. So each turn of an episode usually computes only its new tokens.
     Equal prompts are computed once and copied, for example for several attempts at a task.
 
-    The sequences share a number of pages. If a running sequence needs a page and none is free, other slots are emptied
+    All sequences share ``pages`` pages. If a running sequence needs a page and none is free, other slots are emptied
     in this order: slots without a session; sessions without a running request, the longest idle first; the request that
     started last, which then waits. Emptied tokens are prefilled again when they are needed.
 
@@ -108,8 +108,8 @@ class Scheduler:
         pages: the number of pages that fit in memory. The longest sequence must fit.
         session_pages: the number of pages that a new session takes.
         add_block: allocates a block of the KV cache, and returns the index of the block.
-        prefix_multiple: the length of a shared prefix is a multiple of this number. With the length of a prefill chunk,
-            sharing changes no bits of the results.
+        prefix_multiple: the length of a shared prefix is a multiple of this number. If this number is the length of a
+            prefill chunk, sharing changes no bits of the results.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ class Scheduler:
         return True
 
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
-        """Let a slot hold pages for a request's sequence and its next token, with ``spare`` more pages free.
+        """Let ``slot`` hold pages for all tokens of ``request``, and leave ``spare`` pages free.
 
-        Slots without a session, and with ``may_empty_sessions`` also idle sessions, are emptied if necessary. If the
-        pages do not suffice, return False and empty no slot.
+        If necessary, slots without a session are emptied, and with ``may_empty_sessions`` also slots of sessions
+        without a running request. If this would not free enough pages, return False and empty no slot.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:

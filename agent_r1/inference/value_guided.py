@@ -174,8 +174,8 @@ class ValueGuidedEngine:
     ) -> GuidedTokens:
         """Return an action in which each token is sampled from the guided distribution q (see ``token_guidance``).
 
-        The engine samples a draft of a few tokens. Then each token is chosen again. After the first difference, a new
-        draft begins.
+        The engine samples a draft of a few tokens. Then each token of the draft is chosen again. After the first token
+        that differs from the draft, a new draft begins.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -210,8 +210,9 @@ class ValueGuidedEngine:
         return more if sampled is None else join(sampled, more)
 
     def _candidate(self, params: SamplingParams, index: int) -> SamplingParams:
-        """Return the sampling parameters of candidate ``index``. Candidates above 0 have other seeds and are never
-        greedy.
+        """Return the sampling parameters of candidate ``index``.
+
+        Candidate 0 is sampled with ``params``. Each later candidate has its own seed and a temperature above 0.
         """
         if index == 0:
             return params

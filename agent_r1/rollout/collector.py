@@ -136,7 +136,7 @@ class Collector:
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
         """Make an attempt, and repeat it if its status demands this. Return the trajectories of all attempts, in order.
 
-        The ends of all attempts except the last are recorded.
+        This method records the end of each attempt that it repeats. The caller records the end of the last attempt.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:

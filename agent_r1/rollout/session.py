@@ -216,8 +216,8 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` are the tools that an agent program named for this turn. Raise RuntimeError if no sampled action waits
-        for its outcome.
+        ``tools`` are stored in the turn: the tools that an agent program sent with its request. Raise RuntimeError if
+        no sampled action waits for its outcome.
         """
         sample = self._pending
         if sample is None:

@@ -10,10 +10,10 @@ from agent_r1.rollout.collector import GroupRequest
 class StalenessController:
     """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
 
-    Staleness is the number of optimizer steps between an attempt's oldest token and its update. Each step takes the
-    next ``groups_wanted`` groups, in the order of ``group_id``: ``groups_per_step`` groups, plus 1 for each group of
-    the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A group has no training signal if the
-    algorithm's filters keep none of its attempts.
+    Staleness is the number of optimizer steps between the oldest token of an attempt and the step that trains on the
+    attempt. Each step takes the next ``groups_wanted`` groups, in the order of ``group_id``: ``groups_per_step``
+    groups, plus 1 for each group of the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A
+    group has no training signal if the algorithm's filters keep none of its attempts.
 
     A group starts when the current step, or one of the next ``max_staleness`` steps, is certain to take the group. So
     each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
@@ -61,8 +61,9 @@ class StalenessController:
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return how many groups, from the beginning of the run to ``max_staleness`` steps ahead, are certain to be
-        taken.
+        """Return the number of groups of the run that may have started by now.
+
+        These are the groups of all earlier steps, of the current step, and of the next ``max_staleness`` steps.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step
