@@ -37,7 +37,8 @@ class _Entry:
 class ImageCache:
     """The images of the requests of an engine.
 
-    The event loop calls ``tokens`` and ``release``. The thread of the engine calls all other methods.
+    The event loop calls ``tokens``, ``shift`` and ``release``. The thread of the engine calls ``shift`` and the other
+    methods.
     """
 
     def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:
