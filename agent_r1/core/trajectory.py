@@ -210,7 +210,7 @@ class Trajectory:
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
         """Return the observation of the turn's parent, or the opening messages if there is no parent.
 
-        ``turn.new_messages`` can differ from these messages, for example if the context was rewritten.
+        Usually ``turn.new_messages`` are the same. They differ, for example, if the context was rewritten.
         """
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 

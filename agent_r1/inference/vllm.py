@@ -245,7 +245,7 @@ class VllmEngine:
 def _listed(token: _TokenLogprob) -> dict[int, float]:
     """Return the log-probabilities that a server lists at one position, by token id.
 
-    The sampled token can be listed twice.
+    A server can list the sampled token twice, so the result can be shorter than the list.
     """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 

@@ -144,6 +144,6 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the pre-tokenizer ``name``: the pattern of GPT-2. "smollm" separates each digit first."""
+    """Return GPT-2's pre-tokenizer. With the name "smollm", each digit is first made a word of its own."""
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

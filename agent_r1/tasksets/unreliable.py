@@ -113,41 +113,40 @@ async def search(query: str, task: Task, resources: Resources) -> str:
     return edition(task, titles[0], desk.asked[titles[0]])
 
 
-def edition(task: Task, title: str, time: int) -> str:
-    """Return the page ``title`` as search ``time`` returns it: the true page, or an outdated edition.
+def edition(task: Task, title: str, nth: int) -> str:
+    """Return the result of the ``nth`` search for the page ``title`` in an episode: the page, or an outdated edition.
 
-    ``time`` is the number of the search for this page in the episode, from 1. Raises ConnectionError if the search
-    fails.
+    ``nth`` is 1 for the first search. Raises ConnectionError if the search fails.
     """
-    match search_outcome(task, title, time):
+    match search_outcome(task, title, nth):
         case "failed":
             raise ConnectionError("try again")
         case "old":
-            return old(task, title, time).page(title)
+            return old(task, title, nth).page(title)
         case "fresh":
             return _wiki(task).page(title)
 
 
-def search_outcome(task: Task, title: str, time: int) -> Fortune:
-    """Return the outcome of search ``time`` (from 1) for a page: "failed", "old" (outdated edition) or "fresh" (true
+def search_outcome(task: Task, title: str, nth: int) -> Fortune:
+    """Return the outcome of the ``nth`` search (from 1) for a page: "failed", "old" (outdated edition) or "fresh" (true
     page).
     """
-    if time == _surely_fresh(task, title, time):
+    if nth == _surely_fresh(task, title, nth):
         return "fresh"
     rates: Rates = task.data["rates"]
-    drawn = _luck(task, title, f"{time}").random()
+    drawn = _luck(task, title, f"{nth}").random()
     if drawn < rates.failed:
         return "failed"
     return "old" if drawn < rates.failed + rates.old else "fresh"
 
 
-def _surely_fresh(task: Task, title: str, time: int) -> int:
-    """Return which search is certain to return the true page, in the block of search ``time`` (see ``FRESH``).
+def _surely_fresh(task: Task, title: str, nth: int) -> int:
+    """Return which search is certain to return the true page, in the block of the ``nth`` search (see ``FRESH``).
 
     Example:
-        4, 5 or 6 for ``time`` 5, because the searches 4 to 6 are one block
+        4, 5 or 6 for ``nth`` 5, because the searches 4 to 6 are one block
     """
-    three = (time - 1) // FRESH
+    three = (nth - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
 
 
@@ -155,8 +154,8 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
     return random.Random(f"{task.data['wiki']}/{task.id}/{title}/{what}")
 
 
-def old(task: Task, title: str, time: int) -> Wiki:
-    """Return a wiki whose only page is an outdated edition of ``title``: the edition for search ``time``.
+def old(task: Task, title: str, nth: int) -> Wiki:
+    """Return a wiki whose only page is an outdated edition of ``title``, which the ``nth`` search finds.
 
     The edition has the values of the true page, each at a wrong relation. The first 66 searches for a page have
     different editions. Any two of the first four editions differ in the value of every relation.
@@ -166,7 +165,7 @@ def old(task: Task, title: str, time: int) -> Wiki:
         {"mayor": "Dovra", "river": "Elam", "twin": "Bruno"}.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
-    before = (time - 1) // FRESH * (FRESH - 1) + (time - 1) % FRESH - (time > _surely_fresh(task, title, time))
+    before = (nth - 1) // FRESH * (FRESH - 1) + (nth - 1) % FRESH - (nth > _surely_fresh(task, title, nth))
     shifts, others = _rearrangements(len(values))
     orders = (*_luck(task, title, "old").sample(shifts, len(shifts)), *others)
     order = orders[before % len(orders)]

@@ -255,10 +255,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return the token records of all ``samples`` in a few groups, one record per turn with action tokens.
+    """Return a token record for each turn with action tokens of some groups.
 
-    These are the first ``groups`` groups with an attempt that an optimizer step used. ``samples`` are in the order of
-    the batch's trajectories.
+    The recorded groups are the first ``groups`` groups that the optimizer steps used. All ``samples`` of these groups
+    are recorded. ``samples`` are in the order of the batch's trajectories.
     """
     if not groups:
         return ()

@@ -1,6 +1,7 @@
 """Group-relative advantage estimators: each attempt is compared with the other attempts at the same task.
 
-The return R (M,) of a trajectory is the sum of its rewards. All tokens of a trajectory get the same advantage.
+The return of a trajectory is the sum of its rewards: R (M,) for M trajectories. All tokens of a
+trajectory get the same advantage.
 """
 
 from __future__ import annotations

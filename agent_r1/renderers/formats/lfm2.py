@@ -111,10 +111,10 @@ def _parse_call(text: str, end: int) -> ParsedCall:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse a text as a Python literal. If this is not possible, parse the text as JSON.
+    """Parse a text as a Python literal whose value JSON can represent. If this is not possible, parse it as JSON.
 
     Raises:
-        ValueError: the text is not JSON, and is not a Python literal whose value JSON can represent.
+        ValueError: neither is possible.
     """
     try:
         with warnings.catch_warnings():

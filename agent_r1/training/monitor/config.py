@@ -24,8 +24,8 @@ class MonitorConfig(BaseModel):
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
 
     idle_steps: int = Field(default=20, ge=1)
-    """Stop the run if no attempt was trained in this many consecutive steps. Warn in the steps before. A run with at
-    most this many steps is only warned."""
+    """Stop the run after this many consecutive steps in which no attempt was trained. Each such step gives a warning.
+    Runs without more steps than this get the warnings, and are not stopped."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or

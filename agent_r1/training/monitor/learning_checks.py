@@ -20,7 +20,7 @@ def check_entropy(entropy: float | None, start: Sequence[float], share: float) -
 
     Args:
         entropy: the mean entropy of a step in nats per action token; None if the step has no entropy.
-        start: the entropies of the first ``START_STEPS`` steps. There is no finding before.
+        start: the entropies of the first ``START_STEPS`` steps. With fewer entropies, there is no finding.
         share: the smallest allowed ratio of ``entropy`` to the mean of ``start``.
     """
     if entropy is None or len(start) < START_STEPS or entropy >= share * fmean(start):
