@@ -37,8 +37,8 @@ class _Entry:
 class ImageCache:
     """The images of the requests of an engine.
 
-    The event loop calls ``tokens``, ``shift`` and ``release``. The thread of the engine calls ``shift`` and the other
-    methods.
+    The event loop calls ``tokens``, ``release`` and ``drop_unused``. The thread of the engine calls ``read`` and
+    ``on_new_weights``. Both call ``shift``.
     """
 
     def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:

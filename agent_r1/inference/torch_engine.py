@@ -197,6 +197,8 @@ class TorchEngine:
         try:
             while True:
                 await self._apply_updates()
+                if self._images is not None:
+                    self._images.drop_unused()  # before cancelled requests leave: each request that runs has its images
                 if not self._scheduler.schedule():
                     return
                 for request in await self._worker.run(self._step):
@@ -209,8 +211,6 @@ class TorchEngine:
 
     def _step(self) -> list[Request]:
         """Prefill what the KV cache lacks, and sample a token for each running sequence. Return the ended requests."""
-        if self._images is not None:
-            self._images.drop_unused()
         try:
             with self._profiler.measure(Part.PREFILL):
                 plan = self._scheduler.plan_prefill()

@@ -124,6 +124,35 @@ def test_equal_tokens_with_another_image_share_no_cached_prefix(vision):
     assert [one.logprobs for one in together] == [before.logprobs, fresh.logprobs, before.logprobs]
 
 
+@pytest.mark.parametrize("has_image", [True, False], ids=["beside an image", "beside text"])
+def test_a_request_that_is_cancelled_when_a_step_begins_changes_no_other_request(vision, has_image):
+    """The engine still prefills the cancelled request, so its image must stay until this step ends."""
+
+    async def run():
+        engine, loop, cancelled = make_engine(vision), asyncio.get_running_loop(), threading.Event()
+        step, first = engine._step, asyncio.create_task(sample(engine, vision, picture("red"), "a"))
+        first.add_done_callback(lambda _: cancelled.set())
+
+        def cancel_and_step():
+            loop.call_soon_threadsafe(first.cancel)
+            cancelled.wait()
+            return step()
+
+        engine._step = cancel_and_step
+        if has_image:
+            other = sample(engine, vision, picture("blue"), "b")
+        else:
+            other = engine.generate(Prompt((5, 6, 7)), SamplingParams(max_tokens=4, seed=1), session_id="b")
+        outcome, completion = await asyncio.gather(first, other, return_exceptions=True)
+        again = await sample(engine, vision, picture("red"), "c")
+        fresh = await sample(make_engine(vision), vision, picture("red"), "c")
+        return outcome, completion, again, fresh
+
+    outcome, completion, again, fresh = asyncio.run(run())
+    assert isinstance(outcome, asyncio.CancelledError) and len(completion.token_ids) == 4
+    assert again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
+
+
 def test_features_are_computed_again_after_new_weights(vision):
     async def run():
         engine = make_engine(vision)
