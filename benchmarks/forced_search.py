@@ -114,14 +114,14 @@ def main() -> None:
     parser.add_argument("--searches", type=int, nargs="+", default=[1, 2, 3], help="forced searches of each row")
     parser.add_argument("--n", type=int, default=200, help="questions per split")
     arguments = parser.parse_args()
-    options = {"n": arguments.n} | ({"model": arguments.model} if arguments.model else {})
-    layers = [Layer("options", options), restrict(read_toml(arguments.config), EvalConfig, TrainConfig)]
+    given = {"n": arguments.n, "model": arguments.model, "splits": arguments.splits}
+    options = Layer("options", {name: value for name, value in given.items() if value is not None})
+    layers = [options, restrict(read_toml(arguments.config), EvalConfig, TrainConfig)]
     settings = settings_of(EvalConfig, layers)
     data = settings.get("data")
     taskset = build(settings["taskset"], Path(data) if data else None, settings.get("corpus"), settings.get("seed", 0))
-    if arguments.splits:
-        taskset = replace(taskset, evaluation=tuple(arguments.splits))
     config = resolve_config(EvalConfig, layers, taskset)
+    taskset = replace(taskset, evaluation=config.splits or taskset.evaluation)
     torch.set_num_threads(config.threads)
     asyncio.run(measure(config, taskset, arguments.searches))
 

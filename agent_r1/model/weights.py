@@ -38,7 +38,7 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 
 def compute_float32_logits(model: PreTrainedModel) -> None:
-    """Let the head of ``model`` compute logits in float32, from weights and hidden states in any data type.
+    """Let the head of ``model`` compute logits in float32 on a CPU, from weights and hidden states in any data type.
 
     In bfloat16, logits between 16 and 32 would be rounded to multiples of 0.125. Sampler and trainer round differently,
     so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585). A head that
@@ -49,12 +49,30 @@ def compute_float32_logits(model: PreTrainedModel) -> None:
         head.__class__ = Float32Head
 
 
+PART_WEIGHTS = 1 << 19
+"""Number of the head's weights that are converted together, so that they fit into the cache of a processor: 2 MiB."""
+
+
 class Float32Head(nn.Linear):
-    """A linear layer that computes in float32, whatever the data types of its weights and inputs are."""
+    """A linear layer that computes in float32 on a CPU, whatever the data types of its weights and inputs are.
+
+    On a GPU it is an ordinary linear layer: there the cost of float32 was not measured.
+    """
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the logits (.., V) for hidden states (.., H)."""
-        return linear(states.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+        if states.device.type != "cpu":
+            return super().forward(states)
+        bias = None if self.bias is None else self.bias.float()
+        if torch.is_grad_enabled():
+            return linear(states.float(), self.weight.float(), bias)
+        wide = states.float()  # a decode step has few states: most of its time would be the copy of all weights
+        logits = wide.new_empty(*states.shape[:-1], len(self.weight))
+        count = max(1, PART_WEIGHTS // self.weight.shape[1])
+        for first in range(0, len(self.weight), count):
+            part = slice(first, first + count)
+            logits[..., part] = linear(wide, self.weight[part].float(), None if bias is None else bias[part])
+        return logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,9 +36,7 @@ class StopStringMatcher:
         return any(string in text for string in self._strings)
 
 
-def with_stop_strings(
-    condition: StopCondition | None, strings: tuple[str, ...], decode: Decode
-) -> StopCondition | None:
+def with_stop_strings(condition: StopCondition | None, strings: tuple[str, ...], decode: Decode) -> StopCondition:
     """Return a stop condition that is met if ``condition`` is met, or if the text contains one of ``strings``.
 
     ``strings`` must not be empty. A string inside a thought (``<think> .. </think>``) also meets the condition.

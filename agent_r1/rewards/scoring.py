@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, assert_never
 
 from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
@@ -75,6 +75,8 @@ class FunctionScorer:
                     named = {name: Unscored(reason + location)}
                 case CallTimeout(seconds=seconds):
                     named = {name: Unscored(f"it took longer than {seconds:g} seconds")}
+                case _:
+                    assert_never(outcome)
             for key, value in named.items():
                 scores[key] = Unscored("two functions return it") if key in scores else _score(value)
         return scores

@@ -88,7 +88,7 @@ class ContextPolicy(ABC):
 class Append(ContextPolicy):
     """A context policy that keeps the whole history. It rewrites no context, however long the context is."""
 
-    after_tokens: int = sys.maxsize
+    after_tokens: int = sys.maxsize  # so the agent loop never asks for candidates
 
     def candidates(self, history: History) -> Iterator[Messages]:
         yield history.messages

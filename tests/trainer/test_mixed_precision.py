@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from updating import make_updater, update
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.model import weights
 from agent_r1.model.weights import cast_parameters, checkpoint_activations, mixed_precision
+from agent_r1.trainer import sharding
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
 
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
@@ -86,19 +88,36 @@ def test_an_update_in_bfloat16_computes_with_the_weights_of_the_update_before(ma
     assert second == expected != first
 
 
-@torch.inference_mode()
-def test_a_model_in_bfloat16_has_logits_in_float32(make: Any) -> None:
+@pytest.mark.parametrize("part_weights", [weights.PART_WEIGHTS, 100], ids=["one part", "several parts"])
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_model_in_bfloat16_has_logits_in_float32(
+    part_weights: int, with_gradient: bool, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PART_WEIGHTS", part_weights)
     model = make.model(spread=1.0)
-    head = copy.deepcopy(model.lm_head)
+    ordinary = copy.deepcopy(model.lm_head).bfloat16()
     cast_parameters(model, "bfloat16")
     ids = torch.arange(6)[None]
-    hidden = model.model(input_ids=ids).last_hidden_state
-    exact = hidden.double() @ model.lm_head.weight.double().T
+    with torch.set_grad_enabled(with_gradient):
+        hidden = model.model(input_ids=ids).last_hidden_state
+        logits = model(input_ids=ids).logits
+    exact = (hidden.double() @ model.lm_head.weight.double().T).detach()
     assert hidden.dtype == torch.bfloat16 and float(exact.abs().max()) > 4
-    logits = model(input_ids=ids).logits
-    assert logits.dtype == torch.float32 and torch.allclose(logits.double(), exact, rtol=1e-5, atol=1e-4)
-    rounded = head.bfloat16()(hidden)  # an ordinary head rounds its logits
-    assert float((rounded.double() - exact).abs().max()) > 1e-2
+    assert logits.dtype == torch.float32 and logits.requires_grad == with_gradient
+    assert torch.allclose(logits.double(), exact, rtol=1e-5, atol=1e-4)
+    assert float((ordinary(hidden).double() - exact).abs().max()) > 1e-2  # an ordinary head rounds its logits
+
+
+def test_the_head_of_a_divided_model_in_bfloat16_computes_in_float32(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "_shard", lambda *_: None)  # it needs several processes
+    heads = {}
+    for dtype in ("float32", "bfloat16"):
+        model = make.model()
+        sharding.shard_model(model, Any, dtype)
+        heads[dtype] = type(model.lm_head)
+    assert heads == {"float32": nn.Linear, "bfloat16": weights.Float32Head}
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
