@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ import torch
 from rich.console import Console
 
 from agent_r1.config import Layer, read_toml, restrict, settings_of
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.inference import (
     Capabilities,
     Completion,
@@ -114,6 +116,15 @@ def main() -> None:
     parser.add_argument("--searches", type=int, nargs="+", default=[1, 2, 3], help="forced searches of each row")
     parser.add_argument("--n", type=int, default=200, help="questions per split")
     arguments = parser.parse_args()
+    try:
+        run(arguments)
+    except AgentR1Error as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the table for the options of the command line."""
     given = {"n": arguments.n, "model": arguments.model, "splits": arguments.splits}
     options = Layer("options", {name: value for name, value in given.items() if value is not None})
     layers = [options, restrict(read_toml(arguments.config), EvalConfig, TrainConfig)]
