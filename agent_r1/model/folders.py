@@ -56,9 +56,10 @@ def find_folder(name: str, kind: Kind) -> Path:
 
 
 def _named_folder(name: str, source: NamedModel) -> Path:
-    """Return the folder of a model with a short name: from its package if it is installed, else from the hub.
+    """Return the folder of a model with a short name.
 
-    An installed package is always used, so that the weights do not depend on the connection to the hub.
+    If the package ``source.package`` is installed, the model is read from the package. So the weights do not depend on
+    the connection to the hub. Without the package, the model is downloaded from the hub.
     """
     file = _package_file(source.package)
     if file is not None:
@@ -71,9 +72,9 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the path of the model file in a package, without importing the package; None if it is not installed.
+    """Return the path of the file ``package.file``, or None if the package is not installed.
 
-    Raise InvalidInput if the package has no such file.
+    The package is not imported. Raise InvalidInput if the package is installed without this file.
     """
     spec = find_spec(package.module)
     if spec is None:

@@ -135,8 +135,10 @@ def hidden_states(
         positions: (B, T) positions. Default: S .. S + T - 1 after a ``prefix`` of S tokens.
         subtree_end: (B, T) the index after the last token of each token's subtree, if each row holds trees of tokens in
             depth-first order. A token attends to itself and to the tokens above it. Default: causal attention.
-        prefix: the keys and values of S tokens before each row, to which all tokens attend.
-        images: the images in ``ids``. They also determine the positions if each token has three positions.
+        prefix: the keys and values of S tokens that stand before the first token of every row. All tokens attend to
+            these S tokens.
+        images: the images in ``ids``. In a model with three positions per token, ``images.positions`` replaces
+            ``positions``.
         added: (B, T, H) vectors that are added to the token embeddings.
     """
     backbone, tokens = backbone_of(model), ids.shape[1]
@@ -194,8 +196,8 @@ def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temp
     ``hidden`` is (N, H), and ``targets`` is (N,). A log-probability is log-softmax(logits / temperature) over the full
     vocabulary, in fp32 or a more precise type.
 
-    More than ``LOGITS_PER_CHUNK`` logits are computed in chunks, of which only one is in memory. The backward pass
-    computes each chunk again.
+    If there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and only one chunk is in memory at
+    a time. The backward pass computes each chunk again.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 
@@ -205,8 +207,9 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities of the targets, entropies) for N positions.
 
-    ``hidden`` (N, H) holds the hidden states that predict the positions. ``targets`` is (N,), or (N, m) with m tokens
-    per position. The log-probabilities have the shape of ``targets``. See :func:`token_logprobs` for their formula.
+    ``hidden`` (N, H) holds, for each position, the hidden state that predicts the token at this position. ``targets``
+    is (N,), or (N, m) with m tokens per position. The log-probabilities have the shape of ``targets``. See
+    :func:`token_logprobs` for the formula of a log-probability.
 
     The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass can run
     only once.
@@ -237,9 +240,9 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
 
-    ``hidden`` is (N, H). Only token ids below ``vocabulary`` are returned: the policy's vocabulary size if ``model`` is
-    a teacher. k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``. The logits are computed
-    in chunks, as in :func:`token_logprobs`, without gradient.
+    ``hidden`` is (N, H). Only token ids below ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is
+    the vocabulary size of the policy. k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``.
+    The logits are computed in chunks, as in :func:`token_logprobs`, without gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -263,8 +266,10 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    If so, several branches of a trajectory can share their common prefix in one sequence. In a test with two branches,
-    each of one token, the hidden state of the second branch must not depend on the first branch.
+    If so, several branches of a trajectory can share their common prefix in one sequence. This function runs the model
+    on a sequence with two branches. The hidden state of the second branch must be the same without the first branch, up
+    to rounding errors. Models with a sliding window, a dynamic RoPE or three positions per token are not run: for them,
+    the result is False.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window
@@ -298,8 +303,9 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Let the model compute the attention over trees of tokens in parts, if possible. Return whether it is possible.
 
-    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU, and must compute the same hidden states of a
-    tree in parts as with a mask, up to rounding errors. Passes without a tree do not change.
+    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU. This function runs the model on a tree, first
+    with a mask and then in parts. The hidden states of both runs must be equal up to rounding errors. Passes without a
+    tree do not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

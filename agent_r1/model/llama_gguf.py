@@ -34,7 +34,10 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""transformers' names of the tensors of Llama models, by name in GGUF files, without layer index and ``.weight``."""
+"""The names of a Llama model's tensors: the keys are names in GGUF files, the values are names in transformers.
+
+All names are without a layer index and without the ending ``.weight``.
+"""
 
 _SUPPORTED = {
     "general.architecture": ("llama",),
@@ -108,8 +111,9 @@ def _name(name: str) -> str:
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
     """Return ``values``, the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
 
-    The order differs for queries and keys, because rotary embeddings rotate pairs of their rows. GGUF files keep a pair
-    together: 0 1 0 1 0 1. Transformers keeps the first rows of all pairs before the second rows: 0 0 0 1 1 1.
+    The order differs only in the weights of queries and keys, whose rows form pairs for the rotary embeddings. In each
+    head, GGUF files store the two rows of a pair together: a1 a2 b1 b2 c1 c2. Transformers stores the first rows of all
+    pairs, and then the second rows: a1 b1 c1 a2 b2 c2.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:

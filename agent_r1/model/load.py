@@ -143,9 +143,9 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
     """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
 
-    For some model types, such as qwen2, transformers 5 ignores the file's normalizer, pre-tokenizer and decoder. Then
-    the text is split differently than in the model's training (docs/decisions/0004). The new tokenizer is loaded
-    without its model type, so it follows the file.
+    For some model types, such as qwen2, transformers 5 ignores the normalizer, the pre-tokenizer and the decoder in
+    ``tokenizer.json``. Text is then split differently than in the training of the model (docs/decisions/0004). The new
+    tokenizer is loaded without a model type, and therefore follows ``tokenizer.json``.
     """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -226,8 +226,8 @@ def quiet_transformers() -> Iterator[None]:
 def _check_logits(model: PreTrainedModel, name: str) -> None:
     """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
 
-    Training applies the head itself. So a model that changes the output of its head, for example by a scale, would get
-    wrong probabilities.
+    Training computes logits as head(backbone(ids)). If a model multiplies or caps the output of its head, these logits
+    would be wrong.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -60,7 +60,10 @@ def use_plain_products(model: nn.Module) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer. oneDNN computes its product if inputs and weights are in float32 on a CPU, without autocast."""
+    """A linear layer whose matrix product is computed by oneDNN.
+
+    If inputs or weights are not in float32 on a CPU, or if autocast is on, PyTorch computes the product as usual.
+    """
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight
@@ -79,9 +82,9 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T + b of states x (.., I), weights W (O, I) and an optional bias b (O,).
+    """The product x W^T + b of the states x (.., I) of N tokens, weights W (O, I) and an optional bias b (O,).
 
-    The result has one row for each token, then rows of padding: (:func:`padded_length` (N), O).
+    The result has the shape (``padded_length(N)``, O): one row for each token, and then rows of padding.
     """
 
     @staticmethod

@@ -34,8 +34,8 @@ def softmax_scores(
     ``head`` computes the logits (N, V). Log-probabilities are log-softmax(logits / temperature), in fp32 or a more
     precise type. Entropies have a gradient only if ``entropy_gradient`` is true.
 
-    The logits are overwritten, so the backward pass of ``head`` must not need its output. The backward pass of this
-    function can run only once.
+    This function overwrites the logits. So the backward pass of ``head`` must not read the logits, and the backward
+    pass of this function can run only once.
     """
     scores = cast(Any, _Scores).apply(head(hidden), targets, temperature, entropy_gradient)
     return SoftmaxScores(*scores)

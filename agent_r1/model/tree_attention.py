@@ -1,11 +1,15 @@
-"""Attention over trees of tokens, computed part by part, without the scores that a mask would hide.
+"""Attention over trees of tokens, computed in parts.
+
+With a mask, the scores of all pairs of tokens are computed, and then most scores are hidden. The parts leave out most
+of these hidden scores.
 
 A tree of tokens in depth-first order consists of chains: every token of a chain except the last has one child, the next
 token. A token attends to the earlier tokens of its own chain, and to all tokens of the chains above.
 
-So there are two kinds of parts: the tokens of a chain attend to this chain, and all descendants of a chain attend to
-the chain. torch's attention kernel computes each part, because its tokens are contiguous. The kernel also returns the
-logarithm of the sum of exp(score), with which the results of the parts are combined exactly.
+So each chain gives up to two parts. In the first part, the tokens of the chain attend to their own chain. In the second
+part, all descendants of the chain attend to the chain. torch's attention kernel computes each part, because the tokens
+of a part are contiguous. The kernel also returns the logarithm of the sum of exp(score) for each token. With these
+logarithms, the results of the parts are combined exactly.
 
 Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, K key-value heads, D head size.
 """
@@ -34,12 +38,12 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
-    """The attention of some tokens, the queries, to some tokens, the keys.
+    """One call of the attention kernel, in which some tokens (queries) attend to some tokens (keys).
 
     Attributes:
         queries: the indices of the queries among the T tokens of a sequence.
-        keys: the indices of the keys among S earlier tokens and the T tokens.
-        is_causal: whether a query attends only to its own token and earlier tokens.
+        keys: the indices of the keys among S + T tokens: the S tokens before the sequence, then its T tokens.
+        is_causal: whether a query attends only to its own token and to earlier tokens.
         mask: (1, 1, queries, keys) the mask that is added to the scores, or None.
     """
 
@@ -56,9 +60,9 @@ class TreeParts:
     A chain is a sequence of tokens without branches (see the docstring of this module).
 
     Attributes:
-        own: the parts in which tokens attend to their own chain, or to a small tree that contains them. Each token is a
-            query in exactly one of these parts.
-        above: the parts in which tokens attend to a chain nearer to the root, or to the S tokens before the trees.
+        own: the parts in which the tokens of a chain attend to this chain. A subtree of at most ``SMALL_TREE`` tokens
+            is not divided: it is one part with a mask. Each token is a query in exactly one part of ``own``.
+        above: the parts in which tokens attend to a chain above their own chain, or to the S tokens before the trees.
     """
 
     own: tuple[AttentionPart, ...]
@@ -68,7 +72,7 @@ class TreeParts:
 def tree_mask(subtree_end: Tensor) -> Tensor:
     """Return the attention mask of trees of tokens: (B, T, T) bool.
 
-    Element (b, i, j) is true if token i attends to token j: if j <= i, and token i is in the subtree of token j.
+    Element (b, i, j) is true if token i attends to token j. Token i attends to itself and to its ancestors.
     ``subtree_end`` (B, T) holds the index after the last token of each token's subtree.
     """
     place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
@@ -142,9 +146,9 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of the queries, keys and values, added over all parts.
+        """Return the gradients of the queries, keys and values, each summed over all parts.
 
-        For each part, the kernel needs the combined attention output that ``forward`` saved.
+        For each part, the kernel needs the attention output of all parts together, which ``forward`` has saved.
         """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]

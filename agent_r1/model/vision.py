@@ -61,9 +61,9 @@ class Pixels:
 
     Attributes:
         arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
-        count: the number k of features.
-        grid: the numbers of rows and columns of features; None if tokens have one position.
-        tiles: the numbers of rows and columns of tiles; (0, 0) without tiles.
+        count: k, the number of features that the vision tower computes for the image.
+        grid: the numbers (rows, columns) of features, if the model gives each token three positions; otherwise None.
+        tiles: the numbers (rows, columns) of tiles into which the image is cut; (0, 0) if the image is not cut.
     """
 
     arguments: Mapping[str, Tensor]
@@ -250,8 +250,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     Args:
         index: (B, T) which of the F features of ``images`` is read at each placeholder token; -1 at tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. If a row begins with feature i (from 0) of an image
-            whose feature 0 has the position p, then ``first`` is p + i.
+        first: (B,) the position of the first token of each row. A row can begin in the middle of an image, with feature
+            i (from 0). Then give p + i, where p is the position of feature 0 of the image.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

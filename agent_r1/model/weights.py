@@ -116,9 +116,10 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 
 
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Return a gradient hook for the copy of ``weight``.
+    """Return a gradient hook for a copy of the parameter ``weight`` in lower precision.
 
-    The hook moves the copy's gradient into the gradient of ``weight``, in the data type of ``weight``.
+    The hook adds the gradient of the copy to the gradient of ``weight``, in the data type of ``weight``. The copy then
+    has no gradient.
     """
 
     def hand_over(own: Tensor) -> None:

@@ -209,8 +209,9 @@ def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
     Rewards are invalid in three cases:
 
     - A value is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
-    - A name is used at two of the levels call, turn and trajectory.
-    - A reward per turn has neither one number for each turn, nor one for each turn that is not a summary.
+    - A name is used for rewards of two levels. The levels are call, turn and trajectory.
+    - The numbers of a reward per turn do not fit the turns: there must be one number for each turn, or one number for
+      each turn that is not a summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

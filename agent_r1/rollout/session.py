@@ -104,9 +104,10 @@ class Session:
     def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
         """Return the prompt for a conversation. The prompt continues an earlier turn or starts a new branch.
 
-        A turn matches if ``messages`` begin with its conversation, including its action. The prompt continues the
-        longest match, and contains the exact tokens of this turn. Without a match, or if the chat template changes
-        earlier text, the prompt starts a new branch.
+        An earlier turn can be continued if ``messages`` begin with the conversation of the turn, including the action.
+        Of several such turns, the turn with the longest conversation is continued, and the prompt contains the exact
+        tokens of this turn. If no turn can be continued, or if the chat template changes earlier text, the prompt
+        starts a new branch.
 
         Raise UnsupportedChat if the conversation cannot be rendered.
         """
@@ -216,8 +217,8 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` are stored in the turn: the tools that an agent program sent with its request. Raise RuntimeError if
-        no sampled action waits for its outcome.
+        ``tools`` are the tools that an agent program sent with its request; None without an agent program. The turn
+        stores ``tools``. Raise RuntimeError if no sampled action waits for its outcome.
         """
         sample = self._pending
         if sample is None:
@@ -331,7 +332,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with an action of this attempt, from which later requests can continue.
+    """A conversation that ends with a sampled action. Later prompts of the session can continue the conversation.
 
     ``has_end`` is true if the action ends with an end token.
     """
@@ -343,7 +344,7 @@ class _KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """(number of messages, number of characters of the action), by which conversations are compared."""
+        """The length of the conversation: (number of messages, number of characters of the action)."""
         return len(self.messages), len(self.action.text)
 
     def begins(self, messages: Messages) -> bool:

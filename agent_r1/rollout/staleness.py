@@ -54,16 +54,17 @@ class StalenessController:
     async def acquire(self, request: GroupRequest) -> int:
         """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
 
-        If the run needs no more groups, the wait lasts until it is cancelled.
+        If the run needs no more groups, this method waits until its task is cancelled.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version
 
     def _certain_groups(self) -> int:
-        """Return the number of groups of the run that may have started by now.
+        """Return the number of groups that are allowed to start, counted from the beginning of the run.
 
-        These are the groups of all earlier steps, of the current step, and of the next ``max_staleness`` steps.
+        The number includes the groups of all earlier steps, of the current step, and of the next ``max_staleness``
+        steps.
         """
         ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
         return self._taken + self._wanted + ahead * self._groups_per_step

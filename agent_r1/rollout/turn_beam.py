@@ -134,7 +134,8 @@ class BeamSearch:
         values: predicts the sum of the rewards that follow a state.
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
-        temperature: if the policy is greedy, the temperature of all new actions except the first.
+        temperature: if the policy's temperature is 0, all new actions of a turn except the first one are sampled at
+            this temperature instead.
     """
 
     values: ValueFunction
@@ -145,9 +146,9 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class TurnBeam:
-    """A rollout that searches for the conversation with the largest predicted sum of rewards.
+    """A rollout that searches for the conversation with the largest predicted sum of future rewards.
 
-    Rewards that the environment has already given are not included.
+    Rewards that the environment has already given do not count.
     """
 
     agent: Agent
@@ -177,7 +178,7 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return ``conversation`` with one more turn. If the attempt fails, the returned value is minus infinity.
+        """Return ``conversation`` with one more turn. If the attempt fails, the result has the value minus infinity.
 
         ``number`` is the index of the new action in this turn of the search.
         """

@@ -95,10 +95,10 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return ``given``, the rewards of one trajectory by name, with numbers as floats.
+    """Return ``given``, the rewards of one trajectory by name, as valid Rewards.
 
-    Tuples of numbers become tuples of floats, and Unscored becomes None. Raise TypeError for any other value except
-    None.
+    Numbers become floats, and tuples of numbers become tuples of floats. Unscored becomes None, and None stays None.
+    Raise TypeError for a value of any other type.
     """
     rewards: dict[str, RewardValue] = {}
     for name, value in given.items():

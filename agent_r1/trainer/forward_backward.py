@@ -169,7 +169,8 @@ def score_tokens(
     other columns are for the tokens in ``others``.
 
     Args:
-        prefix: the states of the tokens before every sequence of the micro-batch; None without such tokens.
+        prefix: the keys and values of the common prefix of all sequences. The tokens of the prefix are not in
+            ``micro``. None: there is no common prefix.
         entropy_gradient: whether the entropies have a gradient.
         others: (N, k) for each token of the batch, the ids of k other tokens to score at its position.
     """
@@ -261,7 +262,10 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the policy, and to the critic if ``prefixes`` has "critic"."""
+    """Add the gradient of a micro-batch's loss to the policy, and to the critic if "critic" is a key of ``prefixes``.
+
+    For ``prefixes``, see :func:`_token_outputs`. Return statistics.
+    """
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
         weights, targets, like = prepared.weights, prepared.weights.value_targets, tokens.logprobs
@@ -296,9 +300,11 @@ def _token_outputs(
     micro: MicroBatch,
     prefixes: Mapping[Module, PrefixStates],
 ) -> TokenOutputs:
-    """Return the models' outputs for the n tokens of a micro-batch. The critic runs only if ``prefixes`` has "critic".
+    """Return the models' outputs for the n tokens of a micro-batch.
 
-    ``prefixes`` holds, by module, the states of the tokens before every sequence of the micro-batch.
+    All sequences of the pass begin with one common prefix, which is not in the micro-batch. ``prefixes`` holds the keys
+    and values of this prefix in the policy and, if the critic is trained too, in the critic. Without the key "critic",
+    the critic does not run.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs

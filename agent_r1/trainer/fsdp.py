@@ -223,7 +223,7 @@ class FsdpTrainer:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """Return the sum of ``parts``, one tensor per rank. The tensor of a rank is 0 at the tokens of other ranks."""
+    """Return the sum of ``parts``, one tensor per rank. Each tensor is 0 at the tokens that its rank did not read."""
     return torch.stack(parts).sum(0)
 
 

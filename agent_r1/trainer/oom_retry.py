@@ -34,9 +34,9 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``). It is reduced each time memory runs out.
+    """The maximum number of tokens in a micro-batch (``tokens``), which is reduced each time memory runs out.
 
-    The maximum is never increased. It changes the loss of a batch only by rounding errors.
+    The maximum is never increased. A smaller maximum changes the loss of a batch only by rounding errors.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -46,13 +46,13 @@ class TokenBudget:
     def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return ``work(self.tokens)``. Each time memory runs out, repeat the work with a smaller ``self.tokens``.
 
-        The new maximum is half the size of the largest micro-batch of the failed pass.
+        The new ``self.tokens`` is half the size of the largest micro-batch in the failed pass.
 
         Args:
-            work: runs a pass in micro-batches of at most the given number of tokens. If memory runs out, it raises the
-                error of torch, or returns RanOut.
-            largest: returns the size of the largest micro-batch of this pass. A block of sequences is never divided, so
-                the size can be above the maximum.
+            work: runs a pass. Its argument is the maximum number of tokens in a micro-batch. If memory runs out, it
+                raises the error of torch, or returns RanOut.
+            largest: returns the number of tokens in the largest micro-batch of the pass, for a given maximum. A block
+                of sequences is never divided, so this number can be above the maximum.
             undo: clears the gradients of a failed pass.
 
         Raises:

@@ -1,8 +1,8 @@
 """Agreement of the ranks about memory: if memory runs out on one rank, all ranks repeat the pass.
 
-FSDP exchanges tensors between the ranks before and after each layer. So a rank whose memory runs out must complete the
-exchanges of its micro-batch, with a micro-batch of one token. Then all ranks drop the gradients of the pass, and repeat
-the pass in smaller micro-batches.
+FSDP exchanges tensors between the ranks before and after each layer, and an exchange needs all ranks. So a rank whose
+memory runs out in a micro-batch must still take part in the later exchanges of the micro-batch: the rank runs the pass
+again, with a single token. Then all ranks drop the gradients of the pass, and repeat the pass in smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class MemoryAgreement:
         """Return the result of ``work()``. If memory ran out in a micro-batch of any rank, return RanOut on all ranks.
 
         Args:
-            work: runs a pass over :meth:`micro_batches`.
-            work_on_padding: runs the pass over one micro-batch of padding, to complete the exchanges with the other
-                ranks.
+            work: runs a pass over the micro-batches that :meth:`micro_batches` yields.
+            work_on_padding: runs the pass over one micro-batch of padding. It is called if memory ran out on this rank,
+                because the other ranks wait for this rank to exchange tensors.
 
         Raises:
             OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The caller then has to end
@@ -119,27 +119,28 @@ def _find_failure(message: str | None) -> RanOut | None:
 
 
 class _Exchanges:
-    """A counter of the exchanges of tensors between ranks in a micro-batch.
+    """A counter of the exchanges of tensors between the ranks in one micro-batch.
 
-    If this rank repeats a micro-batch, it skips the exchanges that it had completed. The other ranks do not repeat
-    them.
+    If memory runs out on this rank, this rank alone begins a second run, with a micro-batch of padding. Example: memory
+    ran out after 5 exchanges. The other ranks do not repeat these 5 exchanges, so the second run leaves out its first 5
+    exchanges.
     """
 
     def __init__(self) -> None:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the count to 0 at the beginning of a micro-batch, on all ranks."""
+        """Set the number of exchanges to 0. Call this method at the beginning of each micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Record that only this rank begins its micro-batch again, from exchange 0."""
+        """Begin a second run, which leaves out as many exchanges as the first run completed."""
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Return ``exchange()``, which writes its result to ``output``.
+        """Run ``exchange``, which writes to ``output``, and return the result.
 
-        If this rank had completed the exchange before, only write zeros to ``output``, and return None.
+        If this is a second run, and the exchange must be left out, write zeros to ``output`` and return None.
         """
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()
@@ -150,7 +151,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """FSDP's exchange of weights, counted by ``exchanges``."""
+    """FSDP's exchange of weights. ``exchanges`` counts the calls, and decides which calls are left out."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -160,7 +161,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """FSDP's exchange of gradients, counted by ``exchanges``."""
+    """FSDP's exchange of gradients. ``exchanges`` counts the calls, and decides which calls are left out."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[T]):
-    """A request to a rank: call ``make()``, and call later requests with the result."""
+    """A request to a rank: keep the result of ``make()``, and pass this result to each later request."""
 
     make: Callable[[], T]
 

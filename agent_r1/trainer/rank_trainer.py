@@ -71,8 +71,8 @@ class RankSettings:
 class RankTrainer:
     """The part of a trainer that one rank runs. All ranks must call the same methods together.
 
-    A pass reads only the sequences of this rank, and its result is 0 at all other tokens. The sum over all ranks is the
-    result for the batch.
+    A pass over a batch reads only this rank's share of the sequences. The result of a pass is 0 at each token that this
+    rank did not read. So the sum of the results of all ranks is the result for the batch.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -169,7 +169,10 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy this rank's part of each tensor in ``weights`` into the policy. These tensors are not divided."""
+        """Replace the policy's trained weights by ``weights``. The tensors in ``weights`` are whole tensors.
+
+        This rank copies only its own part of each tensor.
+        """
         self._overwrite({name: p for name, p in self._policy.named_parameters() if p.requires_grad}, weights)
 
     def save_state(self, folder: Path) -> Path:
@@ -185,10 +188,10 @@ class RankTrainer:
         return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Copy this rank's part of ``tensors`` into the trainer's state.
+        """Replace the trainer's state by ``tensors``, which are whole tensors, and by ``micro_tokens``.
 
-        The tensors are not divided among ranks. If they are in files (:class:`TensorFiles`), each rank reads only its
-        own parts.
+        This rank copies only its own part of each tensor. If the tensors are in files (:class:`TensorFiles`), this rank
+        also reads only its own parts.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens

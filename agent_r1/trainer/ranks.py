@@ -60,7 +60,8 @@ class _End:
 class _Endings:
     """The ends of all rank processes, in the order in which they were noticed.
 
-    If a rank ends, the other ranks lose their connections to it, and can abort. Such an abort can be noticed first.
+    If a rank ends, the other ranks lose their connections to this rank, and can abort. Such an abort can be noticed
+    before the end that caused it.
     """
 
     def __init__(self) -> None:
@@ -74,10 +75,10 @@ class _Endings:
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended, and return the first end that was not an abort (SIGABRT).
+        """Wait until a process has ended. Return rank and exit code of the first process that did not abort (SIGABRT).
 
-        If all ended processes aborted, wait ``GRACE_SECONDS`` seconds for a different end. If there is none, return the
-        first abort.
+        If all ended processes aborted, wait up to ``GRACE_SECONDS`` more seconds for a process that ends in a different
+        way. If no such process ends, return rank and exit code of the first process that aborted.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -226,8 +227,9 @@ class RankGroup(Generic[T]):
     def _explain_failure(self, rank: int, failure: Failure, others: set[int]) -> AgentR1Error:
         """End all ranks, and return the error that explains why a request failed on ``rank``.
 
-        ``others`` are the ranks that have not answered yet. If one of these ranks has died, its end is the explanation,
-        unless ``failure`` contains an AgentR1Error.
+        ``others`` are the ranks that have not answered yet. If ``failure`` contains an AgentR1Error, return this error.
+        Otherwise, if the process of a rank in ``others`` has ended, return an error about this end. Otherwise return an
+        error with the message of ``failure``.
         """
         if failure.error is not None:
             self.close()
@@ -240,7 +242,7 @@ class RankGroup(Generic[T]):
         return error
 
     def _has_ended(self, ranks: Collection[int]) -> bool:
-        """Return whether one of ``ranks`` ends without an answer within ``GRACE_SECONDS`` seconds."""
+        """Return whether, in the next ``GRACE_SECONDS`` seconds, one of ``ranks`` ends without an answer."""
         deadline = time.monotonic() + GRACE_SECONDS
         silent = [self._pipes[rank] for rank in ranks]
         while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):

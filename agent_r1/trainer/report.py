@@ -163,10 +163,10 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities) of the policy before the update, for n tokens: (n,) each.
+    """Return (tokens, log-probabilities): the policy's log-probabilities of n tokens before the update, (n,) each.
 
-    ``tokens`` are indices in the batch. Usually they are the tokens of ``first``, the first pass of the update. If an
-    extra pass ran before the update, they are all tokens of the batch.
+    ``tokens`` holds the indices of the n tokens in the batch. If an extra pass ran before the update, these are all
+    tokens of the batch. Otherwise they are the tokens of ``first``, the first pass of the update.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -217,9 +217,9 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
     """Return the outcome of each attempt of the batch.
 
     An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step used the attempt.
-    Steps that train only the critic count only if no step trained the policy.
+    If at least one step trained the policy, steps that train only the critic do not count.
 
-    ``without_loss`` is the reason for attempts in which no token has a policy loss.
+    ``without_loss`` is the reason that is reported for an attempt in which no token has a policy loss.
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps
@@ -255,10 +255,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return a token record for each turn with action tokens of some groups.
+    """Return token records of the first ``groups`` groups that the optimizer steps used.
 
-    The recorded groups are the first ``groups`` groups that the optimizer steps used. All ``samples`` of these groups
-    are recorded. ``samples`` are in the order of the batch's trajectories.
+    All ``samples`` of these groups are recorded: one record for each turn that has action tokens. ``samples`` are in
+    the order of the batch's trajectories.
     """
     if not groups:
         return ()

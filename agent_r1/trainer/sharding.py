@@ -92,9 +92,10 @@ def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Return the whole tensor ``tensor``, divided among the ranks like ``target``.
+    """Divide a whole tensor among the ranks like ``target``, and return the divided tensor.
 
-    If ``target`` is not divided, return ``tensor`` unchanged.
+    The result has the data type and the device of ``target``. If ``target`` is not divided, return ``tensor``
+    unchanged.
     """
     if not isinstance(target, DTensor):
         return tensor
@@ -186,7 +187,7 @@ class ShardedModelSet(ModelSet):
 class PaddingModelSet(ShardedModelSet):
     """The sharded models of one rank, for passes over one micro-batch of padding.
 
-    A rank whose memory ran out runs such a pass to complete its exchanges with the other ranks.
+    A rank whose memory ran out runs such a pass, because the other ranks wait for the rank to exchange tensors.
     """
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:

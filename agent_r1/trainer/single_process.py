@@ -318,12 +318,17 @@ def syncs_reference(algorithm: Algorithm) -> bool:
 
 
 def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
-    """Return the frozen reference: ``model`` without its adapter, or a copy of ``model`` if it has no adapter.
+    """Return the reference policy, whose weights get no gradient.
 
-    ``changes`` is whether the reference changes during the run. The copy computes in ``dtype``. The weights of the copy
-    are in float32 if ``changes`` is True; otherwise they are in ``dtype``.
+    If ``model`` has an adapter, the reference is ``model`` without the adapter. Otherwise the reference is a copy of
+    ``model``, and computes in ``dtype``. The weights of the copy are in float32 if ``changes`` is True; otherwise they
+    are in ``dtype``.
 
-    Raise InvalidInput if ``changes`` is True and ``model`` has an adapter.
+    Args:
+        changes: whether the algorithm changes the weights of the reference during the run.
+
+    Raises:
+        InvalidInput: ``changes`` is True, and ``model`` has an adapter.
     """
     if has_adapter(model):
         if changes:

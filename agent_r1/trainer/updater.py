@@ -89,7 +89,8 @@ class PolicyUpdater:
 
     Args:
         reward_weights: the weight of each reward by name. A reward without an entry has weight 1.
-        reward_schedules: a schedule for each reward by name. In each step, it gives a factor for the reward's weight.
+        reward_schedules: a schedule for each reward by name. In each step, the schedule gives a factor for the weight
+            of the reward.
         seed: the seed of the random division of trajectories into minibatches.
         steps: the number of updates of the whole run.
         record_groups: the maximum number of groups per update whose attempts get token records.
@@ -138,7 +139,7 @@ class PolicyUpdater:
     def select(self, group: Group) -> SelectedGroup:
         """Divide the attempts of a group into trainable and excluded attempts.
 
-        Call this method when the group arrives, because the weights of rewards depend on the step.
+        Call this method when the group arrives: the rewards get the weights of the update that comes next.
         """
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)
