@@ -151,7 +151,7 @@ def _reason(error: Exception) -> str:
 def _local_folder(folder: Path, kind: Kind) -> Path:
     """Return ``folder``. Raise InvalidInput if it is not a folder, or holds a pipe, a socket or a device.
 
-    Reading from such a file might never end.
+    Reading from a pipe, a socket or a device might never end.
     """
     if not folder.is_dir():
         raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")

@@ -230,7 +230,7 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 
 
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
-    """Return the arguments with which a text decoder reads tokens ``ids`` (B, T) and image features.
+    """Return the arguments of a text decoder that reads the tokens ``ids`` (B, T) and image features.
 
     ``index`` (B, T) says which of the F features is read at each placeholder token. It is -1 at tokens of text.
     """

@@ -56,7 +56,7 @@ PART_WEIGHTS = 1 << 19
 class Float32Head(nn.Linear):
     """A linear layer that computes in float32 on a CPU, whatever the data types of its weights and inputs are.
 
-    On a GPU it is an ordinary linear layer: there the cost of float32 was not measured.
+    On a GPU it is an ordinary linear layer, because the cost of float32 on a GPU was not measured.
     """
 
     def forward(self, states: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
 
-        With several trajectories, the attempt fails. To train both players of a game, give each player groups of its
-        own, as ``examples/self_play.py`` does.
+        If the sequence has several trajectories, the attempt fails. To train both players of a game, give each
+        player groups of its own, as ``examples/self_play.py`` does.
 
         An attempt is cancelled soon after ``context.deadline``. A failed attempt raises no exception, but returns a
         trajectory with a status that names the failure.
@@ -147,8 +147,8 @@ class Session:
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        :meth:`observe` later completes the turn with the outcome. Without this call, the next prompt completes the turn
-        without an observation. An exception is raised only if the call is cancelled.
+        :meth:`observe` later completes the turn with the outcome. If :meth:`observe` is not called, the next prompt
+        completes the turn without an observation. An exception is raised only if the call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)

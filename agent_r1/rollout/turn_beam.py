@@ -1,8 +1,8 @@
 """Beam search over turns: the conversations with the largest predicted values are continued.
 
-In each turn, the policy samples several actions for every kept conversation, and the environment answers each action. A
-value function predicts V(s), the sum of the rewards that follow the state s after an answer. The B conversations with
-the largest values are kept.
+In each turn, the policy samples several actions for every kept conversation, and the environment answers each action.
+The conversation after an answer is a state s. A value function predicts V(s), the sum of the rewards that follow the
+state. The B conversations with the largest values are kept.
 
 An episode cannot be copied. So each new action gets a new episode, in which the earlier actions are repeated. The
 environment has to give the same answers again.
