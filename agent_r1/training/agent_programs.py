@@ -21,9 +21,10 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return ``taskset`` with an agent program: ``config.agent``, or else the task set's own.
+    """Return ``taskset`` with environments in which the agent program ``config.agent`` acts.
 
-    Without an agent program, the task set is returned unchanged. Baselines keep their own environments.
+    If ``config.agent`` is empty, the agent program is ``taskset.agent``. Without an agent program, ``taskset`` is
+    returned unchanged. The environments of baselines do not change.
 
     Raises:
         InvalidInput: the agent program cannot be loaded; an agent program is combined with a context policy; or
@@ -62,7 +63,7 @@ def load_agent(name: str) -> AgentFunction:
 def make_rollout(agent: Agent, env: Env) -> Rollout:
     """Return the rollout in which ``agent`` acts in ``env``.
 
-    If ``env`` belongs to an agent program, the program acts, and ``agent`` answers its requests.
+    If ``env`` belongs to an agent program, the program acts, and ``agent`` answers the program's model requests.
     """
     if isinstance(env, AgentProgramEnv):
         return AgentProgram(env.function, agent, env.host)

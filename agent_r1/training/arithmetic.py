@@ -57,9 +57,9 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return two events: the name of the new implementation ``now``, and a warning about different rounding.
+    """Return an event with the name of the new implementation, and a warning that rounding errors differ.
 
-    Return () if ``now`` equals ``before``.
+    Return () if the new name ``now`` equals the recorded name ``before``. The warning begins with ``report``.
     """
     if now == before:
         return ()

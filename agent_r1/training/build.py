@@ -116,7 +116,8 @@ def resolve_placement(
 ) -> Placement:
     """Return ``placement``, or the default placement for the settings if ``placement`` is None.
 
-    ``profiler`` measures the default placement. ``folder`` is the run's folder, for the output of crashed servers.
+    ``profiler`` measures the engine and the trainer of the default placement. ``folder`` is the run's folder, to which
+    the output of crashed servers is copied.
 
     Raises InvalidInput if Ray is needed, but cannot be reached or has too few resources.
     """

@@ -72,7 +72,10 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
-    """Return (environment, task without its question, question or "")."""
+    """Return the environment, the task without its question, and the question.
+
+    The question is "" if the task has none. If ``taskset`` is None, the environment has no tools.
+    """
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
     split = config.split or taskset.evaluation[0]
@@ -151,7 +154,10 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add ``message`` to the conversation, and return its session and episode. Open both for a new conversation."""
+        """Add ``message`` to the conversation, and return the conversation's session and episode.
+
+        If the conversation is new, open the session and the episode.
+        """
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode

@@ -76,8 +76,8 @@ class TasksetConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
-    """File of questions, or hf:NAME for a data set on the Hugging Face hub. wikifilm: a file of pages, from which
-    questions are built. multihop: also a TOML file that lists several data sets."""
+    """File of questions, or hf:NAME for a data set on the Hugging Face hub. Task set wikifilm: a file of pages,
+    from which questions are built. Task set multihop: also a TOML file that lists several data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -146,8 +146,8 @@ class RunConfig(TasksetConfig):
     """How a long history is shortened."""
 
     agent: Annotated[str, AfterValidator(_absolute_file)] = ""
-    """Your own agent, which calls the model over HTTP, as FILE.py:NAME of a function (base_url, api_key, task); see
-    docs/gateway.md. Empty: the built-in agent loop."""
+    """Your own agent: FILE.py:NAME of a function with the parameters (base_url, api_key, task). The function calls the
+    model over HTTP; see docs/gateway.md. Empty: the built-in agent loop."""
 
     gateway: GatewayConfig = GatewayConfig()
     """Limits of your own agent (--agent)."""
@@ -205,7 +205,7 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings of training and evaluation: guidance by a critic, environment workers, and the launcher."""
+    """Settings shared by training and evaluation: environment workers, the launcher, and guidance by a critic."""
 
     section: ClassVar[str] = "Model and rollout"
 
@@ -247,7 +247,8 @@ class TrainSettings(GuidedConfig):
     """Attempts per task."""
 
     max_staleness: int = Field(default=0, ge=0)
-    """Largest number of optimizer steps between an attempt's oldest token and its update; 0: synchronous training."""
+    """Maximum age, in optimizer steps, of an attempt's oldest token when the attempt is trained on; 0: synchronous
+    training."""
 
     temperature: float = Field(default=1.0, ge=0.01, le=100)
     """Sampling temperature in training. Evaluation is greedy, except for pass@k (temperature 1)."""
@@ -267,8 +268,8 @@ class TrainSettings(GuidedConfig):
     FILE.toml of a judge, or one of calls, repeated_calls, failed_calls, tokens, logprob, format and grounded."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
-    """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. Between the steps, a
-    factor is linear. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
+    """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. Between two given
+    steps, the factor changes linearly. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
     """Control run: shuffle the rewards among the attempts at each task. Needs groups of at least 2. Process rewards of
@@ -347,10 +348,10 @@ class ChatConfig(RunConfig):
     """Weights of a run: best (by validation), last (the newest checkpoint), or the step of a checkpoint."""
 
     split: str = ""
-    """Split of the task from which the chat takes the system message and tools; empty: the first evaluation split."""
+    """Split of the task that gives the chat its system message and tools; empty: the first evaluation split."""
 
     number: int = Field(default=0, ge=0)
-    """Index, in its split, of the task from which the chat takes the system message and tools, from 0."""
+    """Index of the task in its split, from 0. The task gives the chat its system message and tools."""
 
 
 Resolved = TypeVar("Resolved", bound=RunConfig)

@@ -19,7 +19,7 @@ class CriticConfig(BaseModel):
     """Run whose attempts the critic learns from: a name in runs/, or a folder."""
 
     out: Path | None = None
-    """Folder for the critic, where an old critic is replaced; empty: the folder critic in the folder of the run."""
+    """Folder for the critic. An old critic in this folder is replaced. Empty: the subfolder "critic" of the run."""
 
     model: str = ""
     """Model that the critic starts from; empty: the trained model of the run."""
@@ -29,7 +29,7 @@ class CriticConfig(BaseModel):
     these attempts."""
 
     held_out: float = Field(default=0.2, gt=0, lt=1)
-    """Share of tasks whose attempts only measure the critic."""
+    """Share of tasks that the critic is not trained on. The attempts at these tasks measure the critic."""
 
     epochs: int = Field(default=4, ge=1)
     """Passes over the attempts."""
@@ -41,7 +41,7 @@ class CriticConfig(BaseModel):
     """Learning rate of AdamW at the first step. The rate falls linearly to 0."""
 
     reads_logprobs: bool = True
-    """Whether the critic also reads the probability with which each token was sampled."""
+    """Whether the critic also reads the log-probability of each sampled token."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of the held-out tasks and of the order of the attempts."""

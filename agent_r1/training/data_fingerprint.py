@@ -16,9 +16,9 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""The kind of an event with a hash of data, and the name of the hash of the training and validation tasks.
+"""``FINGERPRINT`` is the kind of an event with a hash. ``TASKS`` names the hash of the training and validation tasks.
 
-The text of such an event is ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
+The text of an event is, for example, ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
 """
 
 
@@ -65,7 +65,8 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
 
 
 def _hashes(events: Iterable[LogEvent]) -> dict[str, str]:
-    """Return the hashes in fingerprint events, such as {"data": "9f86d0.."}. The last event of a name decides."""
+    """Return the hashes in fingerprint events, such as {"data": "9f86d0.."}. A later event replaces an earlier
+    event with an equal name."""
     return {event.detail.split()[0]: event.detail.split()[-1] for event in events}
 
 

@@ -22,10 +22,11 @@ from agent_r1.training.config import RunConfig, TrainSettings
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
-"""A regular expression for the options of vLLM whose product is the number of GPUs of a server."""
+"""A regular expression for vLLM's options with a parallel size. The product of the sizes is the number of
+GPUs of a server."""
 
 MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
-"""A regular expression for the option with which a vLLM server can share the GPU of the trainer."""
+"""A regular expression for the option that lets a vLLM server share a GPU with the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

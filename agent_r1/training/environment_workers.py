@@ -30,7 +30,11 @@ from agent_r1.workers import (
 )
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""Names of environments on workers: the task set's environment, and prefixes of the names of splits and baselines."""
+"""The parts of an environment's name on a worker.
+
+The name is ``env`` for the task set's environment, ``variant SPLIT`` for the environment of one split, and
+``baseline METHOD`` for the environment of a baseline.
+"""
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
@@ -74,7 +78,10 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 
 
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
-    """Return what must be equal for worker and run: version of agent-r1, and hashes of tasks, tools and files."""
+    """Return the task set's name, the version of agent-r1, and hashes of the tasks, the tools and the user's files.
+
+    A run accepts a worker only if the worker's description equals the run's description.
+    """
     hashes = dict(data_hashes(config, taskset))
     tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
     hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()

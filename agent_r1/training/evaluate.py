@@ -193,7 +193,10 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table. Each method makes one greedy attempt at each of the first ``count`` tasks of a split."""
+    """Return the result table, with a row per method and a column per evaluation split.
+
+    A method makes one greedy attempt at each of the first ``count`` tasks of each evaluation split.
+    """
     cells: dict[str, dict[str, Cell]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
     measure = EXACT_MATCH

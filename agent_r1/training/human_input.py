@@ -55,11 +55,13 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call with the single argument ``text``.
+    """Return the arguments of a call for which a person typed one value, ``text``.
 
-    ``text`` is the value of the only required argument. If there is not exactly one, ``text`` is the value of the first
-    argument. If that argument is not a string, ``text`` is parsed as JSON if possible. If the tool has no arguments,
-    the argument gets the name "", so that the tool refuses the call.
+    ``text`` is the value of the only required parameter. If the number of required parameters is not 1, ``text`` is the
+    value of the first parameter. If the parameter is not a string, ``text`` is parsed as JSON if possible.
+
+    For a tool without parameters, the result is {"": text}, which the tool refuses. For an empty ``text``, the result
+    is {}.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

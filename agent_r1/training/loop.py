@@ -88,8 +88,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
     """Train until the last step.
 
-    Each step takes the groups in the order of their requests, updates the policy in a thread, publishes the new
-    weights, and is recorded.
+    Each step waits for the next groups in the order in which the groups were requested. Then the step updates the
+    policy in a thread, publishes the new weights, and is recorded.
     """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     measure = runtime.profiler.measure
@@ -250,7 +250,7 @@ async def _record_step(
 
 
 def fate_of(outcome: Outcome, step: int) -> AttemptFate:
-    """Return the record of an attempt after the update of ``step``: trained, or dropped for a reason."""
+    """Return what happened to an attempt in step number ``step``: trained, or dropped for a reason."""
     if isinstance(outcome, Trained):
         return AttemptFate(outcome.attempt, "trained", step, credit=outcome.advantage_sum)
     return AttemptFate(outcome.attempt, "dropped", step, outcome.reason)

@@ -266,9 +266,9 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free bytes of each control group (cgroup v1 or v2) of this process that has a limit.
+    """Return the free bytes of each control group (cgroup v1 or v2) that limits the memory of this process.
 
-    Without such a group, return the machine's available memory.
+    If no control group has a limit, return the machine's available memory.
     """
     free = []
     for base, limit, used in (

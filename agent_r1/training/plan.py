@@ -30,10 +30,10 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""The number of simulated steps of a plan on GPUs, and of a plan for the machine of a recorded run."""
+"""Numbers of simulated steps: ``STEPS`` if GPUs are given, ``RECORDED_STEPS`` for the machine of a recorded run."""
 
 MAX_ENGINES = 8
-"""The largest number of simulated engines. Other engines are left out, with the attempts that they would sample."""
+"""The largest number of simulated engines. For more engines, a part of the engines and of the attempts is simulated."""
 
 USABLE_MEMORY = 0.9
 
@@ -108,7 +108,7 @@ def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan
     The simulated attempts are drawn from ``recorded`` groups, or have the sizes in ``config``. Without
     ``trainer.ranks``, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
 
-    Raises InvalidInput if the run does not fit into memory. The error suggests settings with which the run fits.
+    Raises InvalidInput if the run does not fit into memory. The error suggests settings that need less memory.
     """
     gpu, model = _gpu_of(config), shape_of(config.model)
     if "ranks" in config.trainer.model_fields_set or config.gpus == 1:
@@ -298,8 +298,9 @@ def _predict(
 ) -> tuple[StepPrediction, ...]:
     """Return the predictions for synchronous training, and for asynchronous training with a staleness of at least 1.
 
-    At most ``MAX_ENGINES`` engines are simulated, with their share of the groups. The cost per trained token is divided
-    by this share, so that an update takes as long as with all groups.
+    At most ``MAX_ENGINES`` engines are simulated. If the cluster has more engines, ``groups`` are only a share of the
+    groups of each step, for example a half. The trainer's cost per token is then divided by this share, so that an
+    update takes as long as with all groups.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

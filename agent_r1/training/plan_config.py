@@ -47,7 +47,7 @@ MODEL_SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 class PlanConfig(TrainConfig):
-    """Settings of ``agent-r1 plan``: the settings of training, the hardware, and the attempts."""
+    """Settings of ``agent-r1 plan``: the settings of training, and settings that describe hardware and attempts."""
 
     section: ClassVar[str] = "Plan"
 
@@ -89,7 +89,7 @@ class PlanConfig(TrainConfig):
     """99th percentile of the duration of a turn's tools in seconds. Empty: every duration is tool_seconds."""
 
     clock: Literal["wall", "cpu"] = "wall"
-    """Clock with which the costs of a recorded run are measured. cpu: CPU seconds, for a CPU with other programs."""
+    """Clock for the costs in a recorded run: wall, or cpu (CPU seconds, if other programs used the CPU too)."""
 
     load: float = Field(default=1.0, ge=1)
     """Factor by which other programs slow down all computation, compared with an idle machine."""

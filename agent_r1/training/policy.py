@@ -54,7 +54,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     """Load the model ``config.model`` with weights of type ``dtype``, and return it with its tokenizer and renderer.
 
     The context length is the smallest of ``config.context`` and the model's own limits. If ``taskset`` is given, the
-    chat template is tested with its tools.
+    chat template is tested with the tools of ``taskset``.
 
     Raises:
         InvalidInput: the model cannot be loaded; the chat template cannot render the tools; the tokenizer has more
@@ -131,7 +131,10 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the limits of the model on a sequence in tokens (positions, sliding window), such as [32768, 4096]."""
+    """Return the model's limits on the number of tokens in a sequence, such as [32768, 4096].
+
+    The limits are the number of positions and the sliding window. A limit that the model lacks is left out.
+    """
     settings = model.config.get_text_config()
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     bounds = (getattr(settings, "max_position_embeddings", None), window)

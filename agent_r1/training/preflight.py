@@ -25,7 +25,7 @@ OPEN_SECONDS = 60.0
 CHECKED_PROMPTS = 8
 
 PIXELS_PER_CHARACTER = 200
-"""The number of pixels of an image that count as one character of text when prompts are compared.
+"""The number of pixels of an image that count as one character of text when prompts are sorted by length.
 
 In Qwen2.5-VL a token stands for 28 x 28 pixels, and for about four characters of English.
 """
@@ -69,7 +69,7 @@ def check_guidance(config: TrainConfig) -> None:
     """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
 
     Guided tokens come from a distribution q, not from the policy pi. So the algorithm needs the importance weight pi /
-    q. Only ``decode.method token`` gives q.
+    q. The probability q is known only if the setting ``decode.method`` is "token".
     """
     method, algorithm = config.decode.method, config.algorithm
     if method not in ("plain", "token"):

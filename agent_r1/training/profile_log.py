@@ -7,7 +7,10 @@ from agent_r1.training.progress import Progress
 
 
 class ProfileLog:
-    """A log that takes the profile of each step, and prints a table after every ``every`` steps; 0: no tables."""
+    """A log of the profile of each step.
+
+    ``every`` is the number of steps between two printed tables; 0: no tables.
+    """
 
     def __init__(self, profiler: Profiler, every: int, progress: Progress) -> None:
         self._profiler, self._every, self._progress = profiler, every, progress
@@ -22,7 +25,10 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print a table of the last ``every`` steps, if it is due. After the last step, print the mean of all steps."""
+        """Print the mean profile of the last N steps after every N steps, where N is the log's ``every``.
+
+        After the last step, print the mean profile of all steps instead.
+        """
         if not self._every or not (is_last or step % self._every == 0):
             return
         shown = self._profiles if is_last else self._profiles[-self._every :]

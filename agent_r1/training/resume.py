@@ -39,7 +39,7 @@ must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of the event that names the implementation of the decode steps. A run without this event uses PyTorch."""
+"""The kind of the event that names the code of the decode steps (PyTorch or C++); without this event: PyTorch."""
 
 TORCH = "torch"
 
@@ -88,8 +88,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the implementation of a run's last decode steps: "torch", or the compiler and vector width of the C++
-    code.
+    """Return the name of the code that computed the last decode steps of a run: "torch", or a name of C++ code.
 
     Example:
         "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"

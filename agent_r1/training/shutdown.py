@@ -99,7 +99,7 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Yield a shutdown that SIGINT and SIGTERM request inside the block.
+    """Yield a shutdown. SIGINT and SIGTERM inside the block request this shutdown.
 
     No handlers are installed outside of the main thread. A signal that the process ignores stays ignored.
     """

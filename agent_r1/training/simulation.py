@@ -3,7 +3,7 @@
 - The staleness controller decides when a group starts.
 - A decode step produces one token of every running sequence. New requests join between two steps.
 - All turns of an attempt go to one engine.
-- A step takes the groups in the order of their requests.
+- A step trains on the next groups, in the order in which the groups were started.
 
 All times are simulated seconds.
 """
@@ -38,8 +38,8 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    A decode step with b sequences and K tokens in the KV cache has batches = ceil(b / rows) decode batches, and takes
-    ``batches * step + max(b * sequence, batches * weights + K * context)`` seconds.
+    A decode step computes one token for each of b sequences, in n = ceil(b / rows) decode batches. If the KV cache
+    holds K tokens, the decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds.
 
     Attributes:
         step: fixed seconds of a decode batch.
@@ -301,7 +301,10 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Count the work of all steps that have begun, and return the time at which the batch can change."""
+        """Add the decode steps that have begun to the totals, and return the end of the current decode step.
+
+        The batch of sequences can change only then. If the batch is empty, return ``now``, or the end of a pause.
+        """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))

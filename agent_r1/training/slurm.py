@@ -29,7 +29,7 @@ class SlurmJob:
     Attributes:
         time: the time limit of the job, such as 24:00:00.
         options: more options of sbatch, such as --partition=gpu.
-        server_model: the model with which the servers start; "" for the model of the run.
+        server_model: the model that the servers load at the start; "" for the model of the run.
     """
 
     nodes: int
@@ -39,7 +39,7 @@ class SlurmJob:
     server_model: str = ""
 
     def script(self, words: Sequence[str], config: TrainSettings) -> str:
-        """Return the batch script. ``words`` are the arguments of ``agent-r1 train`` that result in ``config``.
+        """Return the batch script for the settings ``config``, which ``agent-r1 train`` parses from ``words``.
 
         Raise InvalidInput if the job cannot run.
         """

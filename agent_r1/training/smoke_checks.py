@@ -1,4 +1,4 @@
-"""The checks of ``agent-r1 smoke``, with the services of a run."""
+"""The checks of ``agent-r1 smoke``. Each check tests a service of a run, such as the engine or the trainer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ class SmokeChecks:
         self._gradient: Mapping[str, Tensor] = {}
 
     async def check_canary(self) -> CheckOutcome:
-        """Publish the weights, and check that each replica of the engine has the trainer's log-probabilities."""
+        """Publish the weights, and check the log-probabilities of fixed prompts (the canary).
+
+        The check fails if a replica of the engine differs from the trainer by more than rounding errors.
+        """
         update = await run_in_thread(self._runtime.updater.publish)
         served = await self._publisher.publish(update)
         if served != update.version:
@@ -103,8 +106,8 @@ class SmokeChecks:
     async def check_tools(self) -> CheckOutcome:
         """Check that each tool of the environment answers a call.
 
-        The calls come from the gold solutions of the first training task. Other tools are called with made-up
-        arguments.
+        The calls are copied from the gold (right) solutions of the first training task. A tool that these solutions do
+        not call is called with made-up arguments.
         """
         taskset = self._runtime.taskset
         env, task = taskset.env_for_split("train"), taskset.tasks("train")[0]
@@ -202,7 +205,7 @@ class SmokeChecks:
         return accept(detail, change=change, publish_seconds=seconds, **found.figures)
 
     async def check_lost_replica(self) -> CheckOutcome:
-        """Kill a server that has requests. Check that other servers complete its requests, and serve new requests."""
+        """Kill a server that has requests. Check that the remaining servers complete these and new requests."""
         engine = self._runtime.engine
         if not isinstance(engine, PolicyEngine):
             return skip("the engine is not a pool of servers")
@@ -300,9 +303,10 @@ class SmokeChecks:
         return [self._runtime.updater.select(group) for group in rewarded]
 
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
-        """Add noise to the trainer's weights until the log-probabilities change visibly, and return their mean change.
+        """Add noise to the trainer's weights until the log-probabilities change visibly.
 
-        ``before`` has the log-probabilities with the weights ``original``.
+        Return the mean change of the log-probabilities. ``before`` has the log-probabilities with the weights
+        ``original``.
         """
         wanted = VISIBLE_CHANGE * BANDS[self._runtime.config.engine.dtype].mean
         scale, change = 0.01, 0.0

@@ -12,9 +12,10 @@ from agent_r1.trainer.updater import UpdateReport
 
 
 def with_noise(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the weights plus normal noise, with ``scale`` times the standard deviation of each tensor.
+    """Return ``weights`` plus normal noise.
 
-    If this standard deviation is 0, 0.02 takes its place.
+    The standard deviation of the noise is ``scale`` times the tensor's standard deviation, or ``scale * 0.02`` for a
+    constant tensor.
     """
     generator = torch.Generator().manual_seed(0)
     changed = {}
@@ -38,7 +39,7 @@ def mean_change(before: Canary, after: Canary) -> float:
 
 
 def first_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return AdamW's first moments among the tensors in the state of a trainer."""
+    """Return the first moments of AdamW in ``tensors``, the state of a trainer."""
     return {name: tensor for name, tensor in tensors.items() if name.endswith(".exp_avg")}
 
 

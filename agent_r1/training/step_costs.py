@@ -30,7 +30,7 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest response of an environment, in seconds, that counts as tool time and not as work of this process."""
+"""The shortest tool time in seconds. If the tools of a turn take less, their time counts as work of this process."""
 
 ROUNDS = 4
 
@@ -215,10 +215,10 @@ class ModelSize:
 
 
 def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float) -> EngineCost:
-    """Return the costs of an engine on ``gpus`` GPUs, as on one GPU with ``gpus`` times the bandwidth and FLOP/s.
+    """Return the costs of an engine on ``gpus`` GPUs.
 
-    A decode step reads all weights, keys and values once, and computes 2 FLOPs per weight and sequence. See
-    :class:`EngineCost` for ``slots`` and ``kv_tokens``.
+    The GPUs count as one GPU with ``gpus`` times the bandwidth and FLOP/s. A decode step reads all weights, keys and
+    values once, and computes 2 FLOPs per weight and sequence. See :class:`EngineCost` for ``slots`` and ``kv_tokens``.
     """
     flops, bandwidth = gpu.tflops * 1e12 * gpus, gpu.bandwidth * 1e9 * BANDWIDTH_SHARE * gpus
     return EngineCost(

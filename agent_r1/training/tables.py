@@ -151,7 +151,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval (low, high) of the mean; of width 0 for a single value.
+    """Return the 95 % normal interval (low, high) for the mean of ``values``. For a single value, low equals high.
 
     Example:
         >>> normal_interval([0.5, -0.5, 0.5, -0.5])
@@ -188,8 +188,11 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
-    """Return the JSON output of ``agent-r1 train``: :func:`table_json`, run, steps, seconds, pass@k of the base
-    model."""
+    """Return the JSON output of ``agent-r1 train``.
+
+    The keys are ``run``, ``steps``, ``train_seconds``, ``pass_at_k`` of the base model (None if not measured), and the
+    keys of :func:`table_json`.
+    """
     base = None if report.pass_at_k is None else asdict(report.pass_at_k)
     about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
     return table_json(report.table) | about

@@ -97,7 +97,9 @@ class CriticReport:
 
 
 def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:
-    """Train a critic on the attempts of a run, write it to its folder, and return its fit on held-out tasks.
+    """Train a critic on the attempts of a run, save the critic, and return the critic's errors on held-out tasks.
+
+    The critic is written to ``config.out``, or by default to ``run / "critic"``.
 
     Raise InvalidInput if fewer than two tasks have attempts with rewards, or if the policy saw images.
     """
@@ -133,7 +135,7 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
     """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored.
 
-    ``weights`` has weights of rewards by name; the default weight is 1.
+    ``weights`` has the weight of each reward by name. A reward without a weight has the weight 1.
     """
     total = total_reward(trajectory, weights)
     if total is None:
@@ -185,10 +187,10 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Minimize the mean of (V(s) - G)^2 over the states s of each batch, with the return G after s.
+    """Train ``model`` on the attempts ``train``, and return the result of :func:`measure_fit` for ``held_out``.
 
-    V begins with the mean return of the training attempts. Return the fit on the held-out attempts: (all states, ends
-    of actions).
+    The loss is the mean of (V(s) - G)^2 over the states s of a batch. V(s) is the predicted value of s, and G is the
+    return after s. Before the first step, every V(s) is the mean return of ``train``.
     """
     mean = statistics.fmean(value for one in train for value in one.returns)
     with torch.no_grad():
@@ -230,9 +232,9 @@ def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Ten
 
 @torch.no_grad()
 def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
-    """Return (fit on all states, fit on the states at the ends of actions).
+    """Return two fits of ``model``: on all states, and on the states after the last token of an action.
 
-    ``mean`` is the mean return of the training tasks, which the baseline predicts for every state.
+    ``mean`` is the mean return of the training tasks. The baseline predicts ``mean`` for every state.
     """
     parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
     values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))

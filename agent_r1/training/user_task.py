@@ -94,9 +94,9 @@ def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the declarations of tasks that run code without isolation, such as ["none: REASON"].
+    """Return the isolation of each task that runs code without isolation, such as ["none: REASON"].
 
-    A task declares this in its data, as {"sandbox": "none: REASON"}.
+    A task declares its isolation in ``task.data``, as {"sandbox": "none: REASON"}.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]

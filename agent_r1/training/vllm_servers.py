@@ -1,4 +1,4 @@
-"""The vLLM servers of a run, which all its policies share."""
+"""The vLLM servers of a run, and the engines that generate on these servers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerLauncher(Protocol):
         """Start server ``number`` (from 0), and return it before it is ready for requests.
 
         Args:
-            command: returns the command of a server that listens at an address and a port.
+            command: ``command(host, port)`` returns the command that starts a server at this address.
             log: the file for the server's output.
         """
         ...
@@ -264,7 +264,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
-    """Return the options with which servers accept the adapter of ``policy``; () without an adapter.
+    """Return the options that a vLLM server needs for the adapter of ``policy``; () if ``policy`` has no adapter.
 
     If a running server accepts no adapters, log a warning and return (), so that whole weights are sent.
     """
