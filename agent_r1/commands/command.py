@@ -119,7 +119,10 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each word that sets one entry of a table, such as ``--algorithm.loss.clip_high``."""
+        """Yield an option for each argument that names an entry of a nested setting.
+
+        For example, the argument ``--algorithm.loss.clip_high`` names an entry of the setting ``algorithm``.
+        """
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -227,7 +230,10 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return the layers of settings of a command: the command line, then the TOML file if there is one."""
+    """Return ``settings`` from the command line, followed by the settings in the TOML file ``file`` if it is not None.
+
+    An earlier layer has priority over a later layer.
+    """
     return [settings] if file is None else [settings, read_toml(file)]
 
 

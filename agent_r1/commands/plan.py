@@ -14,11 +14,14 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
-"""Settings that describe the GPUs. Refused for recorded runs without --gpu: their own machine is measured."""
+"""Settings that describe the GPUs. With a recorded run and without --gpu, these settings are refused, because the plan
+is for the machine of the recorded run."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
-"""Settings with the sizes of attempts. Refused with a recorded run: the sizes of its attempts are used."""
+"""Settings for the sizes of attempts. With a recorded run, these settings are refused, because the plan uses the
+recorded attempts."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings for measuring the costs of engine and trainer. Refused with --gpu, and without a recorded run."""
+"""Settings for measuring the costs of engine and trainer. With --gpu, or without a recorded run, these settings are
+refused."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)
@@ -28,10 +31,12 @@ OF_RECORDED_RUNS = ("clock", "load")
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    The first RUN provides the attempts, with the recorded times of their environments, and all settings that are not
-    given. With --gpu, the times of engine and trainer are computed for a GPU. Without --gpu, they are measured in every
-    RUN. Each RUN must then be a run of the embedded engine with --profile. Several runs with different batch sizes make
-    the measurement more precise.
+    RUN is the name or the folder of a recorded run. The prediction uses the attempts of the first RUN, the recorded
+    times of its environments, and its value of each setting that you do not give.
+
+    With --gpu, the times of engine and trainer are computed for a GPU. Without --gpu, these times are taken from the
+    profiles of all RUNs. Then each RUN must have used the embedded engine and --profile. Several runs with different
+    batch sizes make the prediction more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

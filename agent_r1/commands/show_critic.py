@@ -25,7 +25,12 @@ BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A value that the critic predicted before an action, and the sum of the rewards that followed."""
+    """A prediction of the critic at one turn.
+
+    Attributes:
+        value: the sum of rewards that the critic predicted before the action of the turn.
+        reward: the actual sum: the weighted rewards of the turn, of all later turns, and of the whole trajectory.
+    """
 
     turn: int
     value: float
@@ -38,8 +43,8 @@ class CriticRow:
 
     Attributes:
         name: such as "turn 0".
-        value: the mean of the predicted values V.
-        reward: the mean of the sums G of the rewards that followed.
+        value: the mean of V, the ``value`` of each prediction.
+        reward: the mean of G, the ``reward`` of each prediction.
         explained: the explained variance 1 - Var(G - V) / Var(G). NaN if all G are equal.
     """
 
@@ -93,10 +98,9 @@ def read_critic(reader: RunReader) -> CriticReport:
 
 
 def _predictions(trajectory: Trajectory, values: dict[int, float], weights: dict[str, float]) -> Iterator[Prediction]:
-    """Yield a prediction for each turn whose value is finite.
+    """Yield a prediction for each turn in ``values``. Skip turns whose value or sum of rewards is not finite.
 
-    The rewards that followed are the rewards of this turn, of later turns, and of the whole trajectory. ``values`` has
-    the critic's value before each action, by the index of the turn.
+    ``values`` has the critic's value before each action, by the index of the turn.
     """
     rewards = list(weighted_rewards(trajectory, weights))
     for turn, value in values.items():

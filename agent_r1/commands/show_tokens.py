@@ -116,7 +116,7 @@ class TurnTokens:
 def state_text(tokens: Sequence[StateToken], prints_all: bool) -> Text:
     """Return the tokens of a state as dimmed text, with a vertical bar between two tokens.
 
-    Without ``prints_all``, the middle of more than MAX_STATE_TOKENS tokens is left out.
+    If there are more than MAX_STATE_TOKENS tokens, the middle tokens are left out, unless ``prints_all`` is true.
     """
     left_out = 0 if prints_all else max(0, len(tokens) - MAX_STATE_TOKENS)
     shown = [_without_breaks(token.text) for token in tokens]

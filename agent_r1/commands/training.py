@@ -153,9 +153,9 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings of a run that an evaluation of the run also uses. ``own`` holds all settings of the run.
+    """Return the settings of a run that also hold for an evaluation of the run. ``own`` has all settings of the run.
 
-    If ``other_taskset`` is true, the evaluation uses a different task set than the run.
+    If ``other_taskset`` is true, the run was trained on one task set, and is evaluated on a different task set.
     """
     # Only the user can choose to evaluate without a sandbox. The critic that guided the training (decode) need not
     # guide the evaluation.

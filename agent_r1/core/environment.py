@@ -87,17 +87,18 @@ class Env(Protocol):
 class ExecutesCode(Protocol):
     """An environment, scorer or reward that can execute code written by the policy.
 
-    ``sandbox`` is the isolation of this code, such as "bubblewrap: files user". It begins with "none" if there is no
-    isolation. None: no code is executed.
+    ``sandbox`` is a text that describes the isolation of the code, such as "bubblewrap: files user". The text begins
+    with "none" if the code is not isolated. If no code is executed, there is no text: ``sandbox`` is None.
     """
 
     sandbox: Any
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the first level that begins with "none" (no isolation), or else the first level that is not None.
+    """Return the weakest isolation of several components. ``levels`` are their values of :attr:`ExecutesCode.sandbox`.
 
-    Levels that are None belong to components that execute no code. If all levels are None, return None.
+    If a text begins with "none" (no isolation), return the first such text. Otherwise return the first text. If there
+    is no text, because no component executes code, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

@@ -12,7 +12,10 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""Credentials are removed from a value of at most this length before the value is shortened, otherwise afterwards."""
+"""The maximum length of a value from which credentials are removed before the value is shortened.
+
+A longer value is shortened first.
+"""
 
 
 class AgentR1Error(Exception):
@@ -51,7 +54,12 @@ class UnsupportedChat(AgentR1Error):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised if the signal ``number`` stops the run in ``folder``."""
+    """Raised if a signal stops a run.
+
+    Attributes:
+        number: the number of the signal.
+        folder: the folder of the run.
+    """
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder

@@ -18,7 +18,8 @@ FateName = Literal["trained", "dropped", "superseded"]
 class AttemptStarted:
     """An event: an attempt started.
 
-    ``version`` is the version of the policy's weights when the attempt's group was allowed to start.
+    ``version`` is the number of the newest policy weights when the group of the attempt started. A retry has the
+    version of its group.
     """
 
     attempt: AttemptId
@@ -58,7 +59,10 @@ class TokensRecorded:
 
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
-    """An event: the run ended at ``step``, and all pending attempts were dropped for ``reason``."""
+    """An event: the run ended at ``step``.
+
+    All attempts that were neither trained nor dropped before are dropped at this event, for ``reason``.
+    """
 
     step: int
     reason: str

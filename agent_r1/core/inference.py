@@ -54,10 +54,11 @@ class Prompt:
 class StopCondition:
     """The condition that ends a generation at one of the stop strings ``strings``.
 
-    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. True ends the generation. A
-    stop string inside a thought gives False.
+    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. If the result is True, the
+    generation ends. For a stop string inside a thought, the result is False.
 
-    An engine may search for ``strings`` itself, but must continue the generation if ``is_met`` then gives False.
+    Alternatively, the engine searches for ``strings`` itself, and calls ``is_met`` only after it has found a string. If
+    the result is False, the generation must continue.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))

@@ -82,7 +82,10 @@ class Image:
 
 ContentPart = Text | Image
 ReadImage = Callable[[bytes, str | None], Image]
-"""A function (bytes of a file, declared MIME type) -> image. The function raises InvalidInput for other files."""
+"""A function (bytes of an image file, declared MIME type or None) -> image.
+
+The function raises InvalidInput if the file cannot be used, or does not have the declared type.
+"""
 
 
 def _trimmed_image(data: bytes, mime: str | None) -> Image:

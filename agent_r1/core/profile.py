@@ -54,7 +54,8 @@ _EXCLUSIVE = frozenset({Part.VALIDATION})
 """Parts that get all of the wall time while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that often only wait, for example for a server. They get time only while no other part is active."""
+"""Parts that often only wait, for example for a server. They get time only while no part outside of
+this set is active."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -90,7 +91,7 @@ class StepProfile:
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Convert the result of :meth:`timings` back to a profile. Numbers with other names are ignored."""
+        """Convert the result of :meth:`timings` back to a profile. Names that are not names of parts are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {
@@ -162,8 +163,9 @@ class StepProfiler:
 
     Time counts for the active part. Several active parts share the time equally, with two exceptions:
 
-    - While a validation is active, it gets all of the time.
-    - Tools, rewards, servers and ranks get time only while no other part is active.
+    - While a validation is active, the validation gets all of the time.
+    - Tools, rewards, servers and ranks often only wait. They get time only while no part outside of
+      these four is active.
 
     If no part is active, CPU time counts as "other", and the rest as "waiting".
 

@@ -86,7 +86,11 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Redact a web address inside a longer address: ``http://ann:pw@b/http://c/y`` becomes ``http://***``."""
+    """Redact a web address ``match`` that was found inside a longer address.
+
+    If ``match`` has a user name and itself contains an address, all of ``match`` is hidden:
+    ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
+    """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _scope: ContextVar[tuple[object, ...]] = ContextVar("user_code_scope", default=())
-"""The calls of user code in which the current code runs, the outermost call first.
+"""The scope of the current code: the calls of user code inside which the code runs, the outermost call first.
 
-The scope is () in the code of the run itself, and (environment, tool) in a tool that an environment calls. Each call is
-represented by a new object.
+The code of the run itself has the scope (). A tool that an environment calls has the scope (environment, tool). Each
+call is represented by a new object.
 """
 
 
@@ -64,9 +64,9 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work``. The task has the scope of the caller.
+    """Return a :class:`ProtectedTask` that runs ``work`` with the scope of the caller (see :class:`ProtectedTask`).
 
-    So a call of user code can cancel the task only if the caller runs inside this call.
+    For example, a tool that starts such a task can cancel the task. Other tools cannot.
     """
     return ProtectedTask(work, _scope.get())
 
@@ -74,14 +74,16 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Return a :class:`ProtectedTask` that runs ``work`` and that no user code can cancel.
 
-    The task gets the scope of the run's own code, even if user code calls this function. Use it for work that serves
-    several attempts.
+    This also holds if user code calls this function. Use such a task for work that serves several attempts.
     """
     return ProtectedTask(work, ())
 
 
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` like :func:`asyncio.run`, and return its result. User code cannot cancel the tasks of the run."""
+    """Run ``main`` like :func:`asyncio.run`, and return its result.
+
+    User code cannot cancel ``main``, and cannot cancel the asyncio tasks that ``main`` creates outside of user code.
+    """
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
@@ -93,9 +95,10 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task that runs ``work``: a :class:`ProtectedTask` if the run itself creates the task.
+    """Return a new asyncio task that runs ``work``.
 
-    A task that user code creates is an ordinary task, which user code can cancel.
+    If user code creates the task, the result is an ordinary task, which user code can cancel. Otherwise the result is a
+    :class:`ProtectedTask`.
     """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)

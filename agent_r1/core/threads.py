@@ -103,8 +103,10 @@ class WorkerThread:
     """A daemon thread that runs jobs one after another, in the order in which they are submitted.
 
     The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Calls of
-    ``run`` then raise the exception that ``ended()`` returns, or RuntimeError if ``ended`` is None. This also holds
-    for calls that are waiting when the thread ends.
+    ``run`` that are waiting at this moment, and all later calls, raise an exception.
+
+    Args:
+        ended: a function that returns this exception. None: the exception is a RuntimeError.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:

@@ -208,22 +208,26 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the observation of the turn's parent, or the opening messages if there is no parent.
+        """Return the observation of the parent of ``turn``, or the opening messages if ``turn`` has no parent.
 
-        Usually ``turn.new_messages`` are the same. They differ, for example, if the context was rewritten.
+        Usually the result is equal to ``turn.new_messages``. If the context was rewritten, for example, the two
+        differ.
         """
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages`` if they differ from :meth:`known_messages`; () otherwise.
+        """Return ``turn.new_messages``, or () if these messages are equal to :meth:`known_messages`.
 
-        So the result holds what a reader of the earlier turns does not know, for example a rewritten context.
+        So the result holds only messages that cannot be found in the earlier turns, for example a rewritten context.
         """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
-        """The branches of the trajectory in the order of their last turns. Branches can share their first turns."""
+        """The conversations of the trajectory: one for each turn that no other turn continues, in the order of turns.
+
+        Two conversations can share their first turns.
+        """
         continued = {turn.parent for turn in self.turns}
         return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
 
@@ -252,10 +256,10 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns to which the ``count`` numbers of a reward belong; None if neither rule fits.
+        """Return the turns to which the ``count`` numbers of a reward belong: one number per turn.
 
-        In a trajectory with the turns act, summary, act, three numbers belong to all turns, and two numbers belong to
-        the two act turns.
+        If there are ``count`` turns, return all turns. If there are ``count`` turns that act in the environment, return
+        these turns. Otherwise return None.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 

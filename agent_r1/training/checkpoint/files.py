@@ -76,7 +76,7 @@ class TrainProgress:
 
     Attributes:
         step: the number of finished optimizer steps.
-        groups: the number of used groups, which is the id of the next group.
+        groups: the number of groups in the finished steps. The next group has this number as its id.
         best: the best step so far; None if no step was validated.
         validated: the last validated step; 0 for none.
     """
@@ -167,8 +167,10 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
-    The newest ``keep`` complete checkpoints are kept. Checkpoints of best steps are kept too: the best step so far, and
-    the best step that each kept checkpoint names. The weights come from ``snapshot``, not from ``model``.
+    The newest ``keep`` complete checkpoints are kept. Each checkpoint records the best step at its time. If one of the
+    newest checkpoints records a best step, the checkpoint of that best step is kept too.
+
+    The weights come from ``snapshot``, not from ``model``.
 
     Raises:
         CheckpointError: the checkpoint cannot be written. The existing checkpoints stay unchanged.
@@ -222,9 +224,10 @@ def saved_tensors(folder: Path) -> TensorFiles:
 
 
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
-    """Return a new hidden path for the state files of a trainer's ranks. Remove the files of a killed save.
+    """Return the path of a new hidden folder, to which the ranks of a trainer can write their state.
 
-    The caller creates the folder. The next checkpoint takes the files from there.
+    The caller creates the folder. The next :func:`save_checkpoint` moves the files from the folder to the checkpoint.
+    Folders that remain from an interrupted save are removed first.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)
@@ -312,7 +315,10 @@ def _save_pretrained(
 
 
 def _save_tensors(folder: Path, tensors: Mapping[str, Tensor], disk: Disk) -> None:
-    """Save the trainer's tensors in ``folder``. Move files that the ranks have already written."""
+    """Save the trainer's tensors in ``folder``.
+
+    If the ranks have already written the tensors to files, move these files to ``folder``.
+    """
     if not isinstance(tensors, TensorFiles):
         disk.write(folder / _TENSORS, lambda path: save_file(dict(tensors), path))
         return

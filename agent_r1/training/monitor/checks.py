@@ -230,7 +230,10 @@ def check_effective_share(metrics: Mapping[str, float]) -> Finding | None:
 
 
 def check_memory_reduced(before: int, now: int) -> Finding | None:
-    """Return a finding if memory ran out, so that micro-batches have fewer tokens ``now`` than ``before``."""
+    """Return a finding if memory ran out in an update, so that the micro-batches became smaller.
+
+    ``before`` and ``now`` are the maximum number of tokens in a micro-batch before and after the update.
+    """
     if now >= before:
         return None
     return Finding(

@@ -101,13 +101,13 @@ class CircuitBreakerState:
 class CircuitBreaker:
     """A breaker that stops the run if too many recent attempts failed, or if a tool always fails.
 
-    Only the last retry of an attempt counts.
+    If an attempt was retried, only its last retry is counted.
 
     Args:
-        share: the largest allowed share of failed attempts; 1: the run is never stopped.
-        window: the number of recent attempts that count. Give several groups, because one error of a scorer fails all
-            attempts of a group.
-        call_window: see :data:`CALL_WINDOW`.
+        share: the largest allowed share of failed attempts. 1: the run is never stopped, even if a tool always fails.
+        window: the number of recent attempts that are counted. Give several groups, because one error of a scorer fails
+            all attempts of a group.
+        call_window: the number of recent calls of each tool that are counted; see :data:`CALL_WINDOW`.
         run: the name of the run, for commands in the diagnosis.
     """
 
@@ -228,7 +228,9 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason in at most MAX_REASON_LENGTH characters. A place in a file at the end is kept.
+    """Return a reason, shortened to at most MAX_REASON_LENGTH characters.
+
+    If the reason ends with a file and a line, as in the example, this end is kept.
 
     Example:
         "ValueError: a long text that is.. (agent.py:12, in find)"

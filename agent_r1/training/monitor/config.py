@@ -14,18 +14,18 @@ class MonitorConfig(BaseModel):
 
     failure_share: float = Field(default=0.5, gt=0, le=1)
     """Stop the run if more than this share of the recent attempts failed, or if a tool always fails for the same cause.
-    1: never stop for failures."""
+    1: stop in neither case."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts that failure_share looks at. The attempts of three steps are the maximum; about twelve
-    groups are a good choice."""
+    """Number of recent attempts over which failure_share is computed, but at most the attempts of three steps. The
+    attempts of about twelve groups are a good choice."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
 
     idle_steps: int = Field(default=20, ge=1)
     """Stop the run after this many consecutive steps in which no attempt was trained. Each such step gives a warning.
-    Runs without more steps than this get the warnings, and are not stopped."""
+    A run of at most this many steps in total only gets the warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or
@@ -39,20 +39,24 @@ class MonitorConfig(BaseModel):
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
 
     entropy_share: float = Field(default=0.1, ge=0, lt=1)
-    """Warn if the policy's entropy stays below this share of the entropy of the first 5 steps, for 5 steps."""
+    """Warn if the policy's entropy is too low in 5 consecutive steps: below this share of the mean entropy at the start
+    of the run (the first 5 steps)."""
 
     constant_share: float = Field(default=0.9, ge=0, le=1)
-    """Warn if more than this share of the groups have attempts with equal rewards, for 5 steps."""
+    """Warn if too many groups are constant in 5 consecutive steps: more than this share of the groups. In a constant
+    group, all attempts have equal rewards."""
 
     critic_steps: int = Field(default=10, ge=1)
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 
     true_reward: str = ""
-    """Name of a reward that measures the real goal of the run, such as em beside a reward model. Warn if this reward
-    falls while the trained reward rises. Empty: no check."""
+    """Name of the true reward, which measures the real goal of the run. Example: a run trains on a reward model, and
+    the true reward is em (exact match). Warn if the true reward falls while the trained reward rises. Empty: no
+    check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps in each of the two means that the check of true_reward compares."""
+    """Number of steps over which the check of true_reward averages. The check compares the mean of the last steps with
+    the highest mean of as many consecutive earlier steps."""
 
     def ratio_limit(self, trainer: Dtype) -> float:
         """Return ``ratio_deviation``, or its default for the trainer's data type."""

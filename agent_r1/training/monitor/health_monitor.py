@@ -39,7 +39,10 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""The maximum window of the circuit breaker in steps, so that the window becomes full in short runs."""
+"""The circuit breaker counts failures in a window: the recent attempts, at most the attempts of this number of steps.
+
+The limit lets a short run fill the window.
+"""
 
 REWARD_HISTORY = 1000
 
@@ -80,7 +83,8 @@ class HealthMonitor:
         """Check a group before it is trained on.
 
         Raises:
-            RunStopped: the group is not the requested group, too many recent attempts failed, or a tool always fails.
+            RunStopped: :func:`check_group_integrity` found a problem, too many recent attempts failed, or a tool always
+                fails.
         """
         finding = check_group_integrity(selected.group, self._groups, self._group_size, self._updater.needs_greedy)
         if finding is not None:
@@ -113,9 +117,10 @@ class HealthMonitor:
         return tuple(finding for finding in findings if self._streaks[finding.check] >= finding.warn_after)
 
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> tuple[Finding, ...]:
-        """Return a finding if the validation score fell while the training reward rose; at most once per best step.
+        """Return a finding if the validation score fell below the best score while the training reward rose.
 
-        ``em`` is the exact match after ``step``, and ``best`` is the best exact match so far, after ``best_step``.
+        ``em`` is the exact match after ``step``. ``best`` is the highest exact match so far, which was measured after
+        ``best_step``. At most one finding is returned for each ``best_step``.
         """
         finding = check_validation(em, best, self._questions, tuple(self._rewards), step - best_step)
         if finding is None or self._validation_warned == best_step:

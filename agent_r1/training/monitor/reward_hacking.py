@@ -82,7 +82,10 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return the change of the mean of element ``index``; 0 if the change is within ``ERRORS`` standard errors."""
+    """Return how much the mean of one element of the pairs changes: ``index`` 0 or 1, from ``before`` to ``after``.
+
+    A change of at most ``ERRORS`` standard errors gives 0.
+    """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
     return difference if abs(difference) > ERRORS * math.sqrt(squared) else 0.0

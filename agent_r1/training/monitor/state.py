@@ -13,10 +13,11 @@ class MonitorState:
     """The state of a health monitor, saved in each checkpoint. Sequences are in the order of the steps.
 
     Attributes:
-        groups: the number of checked groups, which is the id of the next group.
+        groups: the number of checked groups. The next group has this number as its id.
         streaks: the number of consecutive steps with a finding, by check.
         start_entropies: the entropies of the first steps.
-        validation_warned: the last best step that was followed by a warning about a lower validation score; 0: none.
+        validation_warned: the step with the best validation score at the time of the last warning about a lower score.
+            0: there was no such warning.
         proxies: (mean reward, mean true reward) of the last steps; () without ``monitor.true_reward``.
 
     Example:

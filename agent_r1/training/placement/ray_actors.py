@@ -17,7 +17,7 @@ from agent_r1.inference.server_process import ServerProcess, free_port
 
 
 class RankActor:
-    """An actor that owns the process of a rank, started by Python with ``arguments``.
+    """An actor that owns the process of a rank. The process is Python with the command-line arguments ``arguments``.
 
     The rank ends when the actor ends, or when the connection between rank and run is closed.
     """

@@ -134,7 +134,8 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks of the trainer in ``requests``. The servers come after the ranks."""
+        """The number of ranks of the trainer. In ``requests``, the ranks have the first indices, followed by the
+        servers."""
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
