@@ -136,7 +136,7 @@ class Trainer:
     def train(self, resume: bool = False) -> TrainReport:
         """Train the agent, and return a report that compares the agent with the baselines.
 
-        With ``resume``, continue the run that the setting ``run`` names, with its stored settings. Only the settings in
+        With ``resume``, continue the run that the setting ``run`` names, with the stored settings. Only the settings in
         :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:

@@ -135,8 +135,7 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the reference solutions of ``config.n`` tasks per split, and compare their rewards with the expected
-    rewards.
+    """Play the reference solutions of ``config.n`` tasks per split, and compare earned and expected rewards.
 
     Raises InvalidInput if the task set has no solutions, or cannot create the solutions of a task.
     """

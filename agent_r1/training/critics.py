@@ -23,9 +23,9 @@ CRITIC = "critic."
 
 
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
-    """Load the critic of ``config`` to the device of ``policy``, and return its value function.
+    """Load the critic of ``config`` to the device of ``policy``, and return the critic's value function.
 
-    Raise InvalidInput if there is no such critic, or if its vocabulary is too small for the policy.
+    Raise InvalidInput if there is no such critic, or if the critic's vocabulary is too small for the policy.
     """
     model, vocabulary = load_critic(config.critic), int(policy.config.get_text_config().vocab_size)
     embedded = int(model.backbone.config.get_text_config().vocab_size)

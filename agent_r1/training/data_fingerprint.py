@@ -30,7 +30,7 @@ def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
     """Return one event with the sha256 hash of the training and validation tasks.
 
-    ``config.data`` and ``config.corpus`` have one more event each, if they are local.
+    If ``config.data`` or ``config.corpus`` is a local path, there is one more event for the contents of the path.
     """
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):

@@ -21,7 +21,7 @@ ROUNDING = 1e-3
 """An upper bound of |log(pi / mu)| for probabilities pi (trainer) and mu (engine) of equal float32 weights."""
 
 TOLERANCE = 10 * ROUNDING
-"""Importance weights or gradients count as equal if they differ by less than this."""
+"""Two importance weights, or two gradients, count as equal if their difference is below this number."""
 
 
 @dataclass(frozen=True, slots=True)

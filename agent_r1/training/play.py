@@ -1,4 +1,4 @@
-"""Play an episode in the terminal. A person acts instead of the policy, and sees the same messages."""
+"""Play an episode in the terminal. A person acts instead of the policy, and sees what the policy would see."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class SmokeChecks:
         return accept(f"{len(requests) + len(again)} requests completed; {engine.pool.reasons()}")
 
     async def check_ranks(self) -> CheckOutcome:
-        """Check that one rank alone computes the same loss and gradient for the sampled batch as several ranks.
+        """Check that one rank and several ranks compute equal losses and gradients for the sampled batch.
 
         The gradients are compared by their norms and by AdamW's first moments, which are proportional to the clipped
         gradients. The trainer of several ranks is closed.
