@@ -94,7 +94,8 @@ def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]
 def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
     """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
 
-    Settings that only the class ``whole`` has are left out. Raise InvalidInput for a key that neither class has.
+    ``layer`` can also have settings of a second class, ``whole``. A setting that ``whole`` has and ``cls`` lacks is
+    left out. Raise InvalidInput for a key that neither class has.
     """
     settings = dict(_flatten(whole, layer.values))
     for key in settings:
@@ -236,10 +237,12 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in a nested mapping, also of each entry of a table.
+    """Yield (dotted key, value) of each setting in the nested mapping ``values``. Keys begin with ``prefix``.
+
+    The value of a table, such as ``algorithm``, gives one pair for each of its entries.
 
     Example:
-        {"steps": 20, "trainer": {"learning_rate": 1e-3}} -> ("steps", 20), ("trainer.learning_rate", 1e-3)
+        {"steps": 20, "algorithm": {"loss": "cispo"}} -> ("steps", 20), ("algorithm.loss", "cispo")
     """
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -336,7 +339,8 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
     """Return the name of the layer that set ``key``, such as "config.toml"; None if no layer set it.
 
-    For an item of a list, this is the layer of the list. For a group, this is the layer of its first setting.
+    If ``key`` is an item of a list, return the layer that set the list. If ``key`` is a group of settings, such as
+    ``trainer``, return a layer that set one of the settings.
     """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))

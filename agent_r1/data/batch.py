@@ -145,13 +145,13 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (a batch in which summary turns are joined with acting turns, the last old turn of each new turn).
+        """Return (a batch with D joined turns, the index of the last original turn in each joined turn: (D,)).
 
-        A summary turn is joined with the next acting turn. If no acting turn follows, the summary turn is joined with
-        the last acting turn. So the S old turns become D new turns. The second result (D,) holds old turn indices.
+        Each summary turn is joined with the next acting turn of its trajectory. If no acting turn follows, the summary
+        turn is joined with the last acting turn. So the S original turns become D joined turns.
 
-        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The second
-        result is 0 2 4.
+        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The last
+        original turns of the joined turns are 0, 2 and 4.
         """
         count = len(self.turn_trajectory)
         if not bool(self.turn_is_summary.any()):
@@ -280,8 +280,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
 
-    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch.
-    Its TurnPlace has the index of the turn before it.
+    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch, so
+    the numbers in its TurnPlace are not used.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)

@@ -31,7 +31,8 @@ class MicroBatch:
     """(B, T) position of each token, counted along the path to the token if the sequence is a tree. None with causal
     attention."""
     subtree_end: Tensor | None
-    """(B, T) only the tokens j .. subtree_end[j] - 1 of a row attend to token j. None with causal attention."""
+    """(B, T) for each token j of a row, the end of its subtree. Only the tokens j .. subtree_end[j] - 1 of the row
+    attend to token j. None with causal attention."""
     logit_positions: Tensor
     """(n,) index, among the B*T hidden states, of the state that predicts each token."""
     token_positions: Tensor
@@ -45,8 +46,9 @@ class MicroBatch:
     num_tokens: int
     """Number of tokens in the micro-batch, without padding."""
     prefix: int = 0
-    """Number S of tokens that stand before each sequence, but are not in the micro-batch. ``position_ids`` count from
-    the first of these tokens. ``subtree_end`` counts from the first token after them."""
+    """Length S of the common prefix of all sequences. The prefix is not in the micro-batch: an earlier pass computes
+    its keys and values. ``position_ids`` count from the first token of the prefix. ``subtree_end`` counts from the
+    first token after the prefix."""
 
     media: tuple[tuple[PromptMedia, ...], ...] = ()
     """For each of the B sequences, its images. () if there are no images at all."""
@@ -120,7 +122,8 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
     of padding in a micro-batch of several blocks stays below ``MAX_PADDING``. Blocks with branches never share a
     micro-batch with blocks without branches.
 
-    ``prefix`` is the number of tokens before each sequence. These tokens count in ``max_tokens`` once per sequence.
+    ``prefix`` is the length of the common prefix of all sequences. The prefix counts in ``max_tokens`` once per
+    sequence.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -152,8 +155,9 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
 
-    The sequences stand in the row one after the other, without padding. A token attends only to its own sequence and to
-    the ``prefix`` tokens before the row. These tokens count in ``max_tokens``.
+    The sequences stand in the row one after the other, without padding. ``prefix`` is the length of the common prefix
+    of all sequences. A token attends only to its own sequence and to the prefix. The prefix counts in ``max_tokens``
+    once per row.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):

@@ -21,17 +21,17 @@ from torch import Tensor
 from agent_r1.data.sequences import Block, TokenSequence
 
 MIN_COMMON_PREFIX = 64
-"""If all sequences begin with at least this number of equal tokens, an additional pass computes these tokens once."""
+"""Minimum number of tokens in the common prefix of all sequences. A shorter prefix is not worth an additional pass."""
 
 MAX_TREE = 4096
-"""The maximum number of tokens in a merged tree, with the prefix, if attention uses a mask. The mask of T tokens has
-T * T elements."""
+"""The maximum number of tokens in a merged tree, including the prefix, if attention uses a mask. The mask of T tokens
+has T * T elements."""
 
 MIN_MERGED = 16
 """Two sequences are merged into a tree only if at least this number of first tokens are equal.
 
-The minimum applies if attention over a tree is computed in parts (:mod:`agent_r1.model.tree_attention`). In a small
-model, the parts that a merge adds take about as much time as 16 tokens.
+The minimum applies if the attention over a tree is divided into parts (:mod:`agent_r1.model.tree_attention`). A merge
+adds parts. In a small model, the added parts take about as much time as 16 tokens.
 """
 
 
@@ -41,10 +41,10 @@ class PrefixSharing:
 
     Attributes:
         width: the hidden size of the models.
-        across_micro_batches: whether all micro-batches can read the keys and values of one earlier pass. False with
-            activation checkpointing.
+        across_micro_batches: whether all micro-batches can read keys and values that one earlier pass computed. False
+            with activation checkpointing.
         by_parts: whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`).
-            A micro-batch is then a single row.
+            If so, a micro-batch is a single row.
     """
 
     width: int
@@ -52,7 +52,7 @@ class PrefixSharing:
     by_parts: bool = False
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
-        """Return (prefix, blocks): the tokens with which all sequences begin (S,), and blocks of the other tokens.
+        """Return (prefix, blocks): the common first tokens of all sequences (S,), and the blocks without the prefix.
 
         In the returned blocks, sequences that begin with equal tokens are merged if this saves time
         (:func:`merge_sequences`). A merged sequence has at most ``max_tokens`` tokens, including the prefix.
@@ -74,10 +74,11 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        """Divide the list ``sequences`` into sublists. Merging the sequences of a sublist into one sequence saves time.
+        """Divide ``sequences`` into sublists, so that merging each sublist into one sequence saves time.
 
-        A merged sequence and its ``prefix`` tokens have at most ``max_tokens`` tokens together. A longer sequence is
-        alone in its sublist.
+        ``prefix`` is the number of tokens in the common prefix, which is not in ``sequences``. A merged sequence and
+        the prefix have at most ``max_tokens`` tokens together. A sequence that is too long before merging is alone in
+        its sublist.
         """
         parts: list[list[TokenSequence]] = []
         size, cost = 0, 0.0  # of the last part, when merged
@@ -101,24 +102,24 @@ class PrefixSharing:
         return parts
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
-        """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
+        """Return the estimated cost of reading T = ``tokens`` tokens after S = ``prefix`` tokens: T * (6 E + C).
 
-        The cost is the number of multiplications in one layer, divided by 2 E, with E = ``width``. For each token, the
-        linear maps take 12 E^2 multiplications, and attention takes 2 E for each token with which the token is
-        compared.
+        E is ``width``, and C is the number of tokens with which attention compares each of the T tokens. The cost is
+        the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take 12 E^2
+        multiplications, and attention takes 2 E C multiplications.
 
-        If ``causal``, a token is compared with the prefix and, on average, half of the ``tokens`` tokens. In a tree, a
-        token is compared with the prefix and all ``tokens`` tokens: the mask hides tokens only after the comparison.
+        With ``causal`` attention, C is S + T / 2 on average. In a tree, C is S + T, because the mask hides tokens only
+        after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
-    """Return the ids of the tokens with which all sequences begin: (S,).
+    """Return the ids of the first tokens that all sequences have in common: (S,).
 
-    The prefix ends before the first branch of a tree, and before the first token whose hidden state predicts a token of
-    the training batch. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
+    The prefix ends before the first branch of a tree, and before the first token whose logits predict a token of the
+    training batch. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
@@ -130,8 +131,9 @@ def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
 def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common first tokens only once.
 
-    The result is a tree of tokens in depth-first order, with the predictions of all ``sequences``. Two tokens become
-    one token if they and all tokens before them are equal. The field ``trajectory`` is copied from the first sequence.
+    The result is a tree of tokens in depth-first order. Two tokens become one token of the tree if they and all tokens
+    before them are equal. The result has the predicted tokens of all ``sequences``, and the ``trajectory`` of the first
+    sequence.
 
     Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
     """

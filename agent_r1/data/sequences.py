@@ -42,8 +42,8 @@ class TokenSequence:
     position_ids: Tensor
     """(T,) for each token, the number of tokens before it on its path from the root of the tree."""
     subtree_end: Tensor
-    """(T,) only the tokens j .. subtree_end[j] - 1 attend to token j. They are token j and its descendants in the
-    tree."""
+    """(T,) for each token j, the end of its subtree. The tokens j .. subtree_end[j] - 1 are token j and its descendants
+    in the tree. Only these tokens attend to token j."""
     logit_positions: Tensor
     """(n,) index, in the sequence, of the logits that predict each token."""
     token_positions: Tensor
@@ -97,7 +97,8 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""The prediction of a token: (index of its logits in the sequence, index in the sequence, index in the batch)."""
+"""Three indices for a token: (index of the logits that predict the token, index in the sequence, index in the
+batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in
@@ -240,10 +241,10 @@ def _pack_turn(trajectory: Trajectory, turn: Turn, number: int, place: TurnPlace
 
 
 def _predictions(before: int, start: int, count: int, batch_position: int) -> list[Prediction]:
-    """Return the predictions of ``count`` consecutive tokens of a sequence.
+    """Return a ``Prediction`` for each of ``count`` consecutive tokens of a sequence.
 
-    The first token is at ``start`` in the sequence and at ``batch_position`` in the batch. ``before`` is the index of
-    the logits that predict the first token.
+    The first of these tokens has the index ``start`` in the sequence and the index ``batch_position`` in the batch.
+    ``before`` is the index of the logits that predict the first token.
 
     Example:
         _predictions(1, 2, 3, 0) is [(1, 2, 0), (2, 3, 1), (3, 4, 2)]
