@@ -67,8 +67,9 @@ class Algorithm(Component):
     the sampler's policy if the batch has tokens from older weights and ``correction`` is not set."""
 
     aggregation: Aggregation = "token_mean"
-    """How the losses of tokens are averaged. token_mean, turn_mean, trajectory_mean, group_mean: all tokens, turns,
-    trajectories or groups have equal weight. constant: the sum over tokens / (number of trajectories * ``length``)."""
+    """How the losses of tokens are averaged. token_mean: all tokens have equal weight. turn_mean: all turns have equal
+    weight. trajectory_mean: all trajectories have equal weight. group_mean: all groups have equal weight. constant: the
+    sum over tokens / (number of trajectories * ``length``)."""
 
     length: float | None = Field(default=None, gt=0)
     """Number of tokens in the denominator of the aggregation "constant". Other aggregations do not use it."""
@@ -103,8 +104,8 @@ class Algorithm(Component):
     3.2). Returns are compared without reward shaping and KL penalty."""
 
     max_refill_rounds: int = Field(default=0, ge=0)
-    """In one step, at most this number times ``groups_per_step`` new groups replace filtered groups (DAPO,
-    arXiv:2503.14476, section 3.2). 0: no group is replaced."""
+    """Limit on the number of new groups that replace filtered groups in one step: ``max_refill_rounds`` *
+    ``groups_per_step`` (DAPO, arXiv:2503.14476, section 3.2). 0: no group is replaced."""
 
     epochs: int = Field(default=1, ge=1)
     """Number of passes over the whole batch in one update."""
@@ -148,9 +149,9 @@ class Algorithm(Component):
         return self.filters.apply(varied, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the index of each token's turn or trajectory, whose tokens share one importance ratio: (N,).
+        """Return the index of each token's unit (turn or trajectory): (N,); None if each token has its own ratio.
 
-        Return None if each token has its own ratio.
+        All tokens of a unit share one importance ratio.
         """
         if self.ratio_level == "token":
             return None
@@ -329,9 +330,9 @@ class Algorithm(Component):
     ) -> tuple[Tensor, Tensor | None]:
         """Return (kept, penalty weights), each (N,).
 
-        ``kept`` (bool) is false for tokens that the token mask masks. The penalty weights are for KL-Cov; None without
-        KL-Cov. The rules apply to the tokens that ``loss_mask`` (N,) selects; it must select at least one. All other
-        tokens are kept, with weight 0.
+        ``loss_mask`` (N,) selects the tokens to which the rules apply, at least one token. ``kept`` (bool) is false for
+        the tokens that ``token_mask`` masks. The penalty weights are for ``kl_cov``; None without ``kl_cov``. A token
+        outside ``loss_mask`` is kept, and its penalty weight is 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -359,10 +360,11 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with ``after_action`` extended from D time steps to S = ``count`` turns.
+    """Return ``targets`` with ``after_action`` for S = ``count`` turns instead of D time steps.
 
-    ``turns`` (D,) is the index of the last turn of each time step, which gets the target and the weight of the time
-    step. All other turns get weight 0.
+    A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. ``turns`` (D,) is the
+    index of the last turn of each time step. This last turn gets the target and the weight of the time step. All other
+    turns get target 0 and weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -49,11 +49,11 @@ class Kl(Component):
     """Weight of the penalty. If ``target`` is set, this is only the initial weight."""
 
     estimator: KlEstimator = "k3_plus"
-    """Estimator of KL(pi || ref) (see kl_k1, kl_k2, .. in algorithms/ops.py). The expected gradient is 0 for k1, the
-    gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for the others."""
+    """Estimator of KL(pi || ref) (see ``kl_k1``, ``kl_k2``, .. in ``algorithms/ops.py``). The expected gradient is 0
+    for k1, the gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the estimate k3 at a token (10 in verl). With estimator k3, a token at the bound has no
+    """Largest value of the estimate k3 at a token (10 in verl). With the estimator "k3", a token at the bound has no
     gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
@@ -73,8 +73,8 @@ class Kl(Component):
     2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories after which the coefficient has changed by the factor exp(clip(divergence / target - 1,
-    -0.2, 0.2)), for a constant divergence."""
+    """Number of trajectories after which the coefficient has been multiplied by exp(error), if the error does not
+    change. The error is clip(divergence / target - 1, -0.2, 0.2)."""
 
     @property
     def formula(self) -> str:
@@ -105,8 +105,12 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        The factor of the paper is 1 + 0.1 * error. Without ``target``, the coefficient does not change. ``divergence``
-        is the mean KL divergence per token in this update, in nats. ``trajectories`` is their count in this update.
+        In the paper, the coefficient is multiplied by 1 + 0.1 * error instead. Without ``target``, the coefficient does
+        not change.
+
+        Args:
+            divergence: the mean KL divergence per token in this update, in nats.
+            trajectories: the number of trajectories in this update.
         """
         if self.target is None:
             return coefficient
@@ -147,8 +151,8 @@ class Distillation(Component):
 
     tail: Literal["bucket", "ignored"] = "bucket"
     """Treatment of all tokens outside the teacher's top k. bucket: they count as one token (``forward_kl_topk_tail`` in
-    verl, ``loss_add_tail`` in TRL). ignored: they have no term (``forward_kl_topk`` in verl). A negative divergence is
-    then replaced by 0, without gradient."""
+    verl, ``loss_add_tail`` in TRL). ignored: they have no term (``forward_kl_topk`` in verl), and a negative divergence
+    is replaced by 0, without gradient."""
 
     bound: float | None = Field(default=None, gt=0)
     """Largest divergence at a token (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no
@@ -190,10 +194,12 @@ class Correction(Component):
     """The unit (token, turn or trajectory) whose tokens share one ratio w, the product of their ratios pi_old / mu."""
 
     low: float = Field(default=0.5, ge=0)
-    """With rule window: smallest ratio w that is not replaced by 0. The rule truncate does not use this number."""
+    """With the rule "window": smallest ratio w that is not replaced by 0. The rule "truncate" does not use this
+    number."""
 
     high: float = Field(default=2.0, gt=0)
-    """With rule truncate: largest importance weight. With rule window: largest ratio w that is not replaced by 0."""
+    """Largest importance weight with the rule "truncate". With the rule "window": largest ratio w that is not
+    replaced by 0."""
 
     @property
     def formula(self) -> str:
@@ -226,14 +232,14 @@ class Rejection(Component):
     """The unit (token, turn or trajectory) that is accepted or rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """The number that is compared with low and high: the geometric mean (mean, Geo-RS) or the product (product, MIS) of
-    the ratios pi_old / mu of a unit's tokens."""
+    """The number that is compared with ``low`` and ``high``. mean: the geometric mean of the ratios pi_old / mu of a
+    unit's tokens (Geo-RS). product: the product of these ratios (MIS)."""
 
     low: float = Field(default=0.99, ge=0)
-    """A unit is rejected if the mean or product of its ratios (see statistic) is below this number."""
+    """A unit (see ``level``) is rejected if the mean or product of its ratios (``statistic``) is below this number."""
 
     high: float = Field(default=1.01, gt=0)
-    """A unit is rejected if the mean or product of its ratios (see statistic) is above this number."""
+    """A unit (see ``level``) is rejected if the mean or product of its ratios (``statistic``) is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
     """Tokens that count in the denominators of the loss, and get KL penalty and entropy bonus. all: also rejected

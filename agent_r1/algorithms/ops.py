@@ -19,36 +19,40 @@ Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean"
 # Group statistics: baselines and scales of advantages. ``x`` are returns; elements with the same ``key`` are compared.
 
 MIN_STD = 1e-6
-"""Largest standard deviation of a group whose elements count as equal, so that rounding errors do not become
-advantages."""
+"""If the standard deviation of a group is at most this number, the elements of the group count as equal. So rounding
+errors do not become advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return the sample standard deviation (Bessel) of ``x`` (N,) in the group ``key`` of each element: (N,).
+    """Return the sample standard deviation (Bessel) of ``x`` (N,) in the group of each element: (N,).
 
-    The result is 0 in a group of 1.
+    ``key`` (N,) holds the index of each element's group. The result is 0 in a group of one element.
     """
     deviations = x - segment_mean(x, key)[key]  # (N,)
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
 
 
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
-    """Return whether the standard deviation of ``x`` in each element's group ``key`` is above MIN_STD: (N,) bool."""
+    """Return whether the standard deviation of ``x`` in the group of each element is above ``MIN_STD``: (N,) bool.
+
+    ``key`` (N,) holds the index of each element's group.
+    """
     return group_std(x, key) > MIN_STD
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element of ``x`` (N,) minus the mean of its group ``key`` (N,), as in Dr.GRPO (arXiv:2503.20783).
+    """Return each element of ``x`` (N,) minus the mean of its group, as in Dr.GRPO (arXiv:2503.20783).
 
-    In a group of equal elements, the result is exactly 0.
+    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0.
     """
     return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
 
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element of ``x`` (N,) minus the mean of the others in its group ``key`` (N,).
+    """Return each element of ``x`` (N,) minus the mean of all other elements of its group.
 
-    In a group of equal elements, the result is exactly 0. This is the advantage of RLOO (arXiv:2402.14740).
+    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0. This is
+    the advantage of RLOO (arXiv:2402.14740).
     """
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
@@ -56,9 +60,10 @@ def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
 
 
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return each element of ``x`` (N,) minus the weighted mean of its group ``key`` (N,).
+    """Return each element of ``x`` (N,) minus the weighted mean of its group.
 
-    In a group of equal elements, the result is exactly 0. With the lengths of trajectories as ``weight`` (N,), this is
+    ``key`` (N,) holds the index of each element's group, and ``weight`` (N,) holds the weight of each element in the
+    mean. In a group of equal elements, the result is exactly 0. With the lengths of trajectories as weights, this is
     the advantage of OPO (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
@@ -66,24 +71,27 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return advantage / (standard deviation of x in the group ``key`` + epsilon): (N,). An advantage of 0 stays 0."""
+    """Return advantage / (standard deviation of ``x`` in the group of each element + epsilon): (N,).
+
+    ``key`` (N,) holds the index of each element's group. An advantage of 0 stays 0.
+    """
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
-    """Return advantage / (mean of x in the group ``key``): (N,). This is the scale of MaxRL (arXiv:2602.02710).
+    """Return advantage / (mean of ``x`` in the group of each element): (N,), as in MaxRL (arXiv:2602.02710).
 
-    If the mean is at most ``MIN_STD``, the result is 0.
+    ``key`` (N,) holds the index of each element's group. If the mean is at most ``MIN_STD``, the result is 0.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
 
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return (x - mean x) / (std x + epsilon) over the group ``key`` of each element: (N,).
+    """Return (x - mean x) / (std x + epsilon): (N,). The mean and the std are over the group of each element.
 
-    In a group of equal elements, the result is exactly 0. This is the advantage of GRPO (arXiv:2402.03300, section
-    4.1.2).
+    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0. This is
+    the advantage of GRPO (arXiv:2402.03300, section 4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
@@ -97,13 +105,14 @@ def whiten(x: Tensor) -> Tensor:
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
-    """Return the mean amount A_i by which element i raises the maximum of k elements of its group ``key``: (N,).
+    """Return how much each element raises the maximum of a subset of its group, on average: (N,).
 
         A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
 
-    The sum is over all subsets S of the group that have k elements and contain i (PKPO with the baseline of k - 1
-    elements, arXiv:2505.15201, equation 33). If k is the size of the group (default and maximum), A_i of the best
-    element is its lead over the second best, and all other A_i are 0 (arXiv:2503.19595).
+    A_i is the result for element i. The sum is over all subsets S of the group that have k elements and contain i (PKPO
+    with the baseline of k - 1 elements, arXiv:2505.15201, equation 33). ``key`` (N,) holds the index of each element's
+    group. If k is the size of the group (default and maximum), A_i of the best element is its lead over the second
+    best, and all other A_i are 0 (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -201,11 +210,13 @@ def effective_share(weight: Tensor) -> float:
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
-    """Return the importance ratio r = pi / pi_old of each token: (n,), with gradient through ``logprobs`` (log pi).
+    """Return the importance ratio r of each token: (n,), with gradient through ``logprobs``.
 
-    With ``unit`` (n,), all tokens y of a unit (a turn or trajectory) share the geometric mean s = (pi(y) /
-    pi_old(y))^(1 / |y|) (GSPO, arXiv:2507.18071, equation 7). The gradient at a token flows only through its own
-    probability: r = sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
+    ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old. Without ``unit``, r = pi / pi_old.
+
+    ``unit`` (n,) holds the index of each token's turn or trajectory. With ``unit``, r is the geometric mean s of pi /
+    pi_old over all tokens of the unit (GSPO, arXiv:2507.18071, equation 7). The gradient at a token flows only through
+    its own probability: r = sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()

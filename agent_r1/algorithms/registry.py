@@ -63,8 +63,8 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
 
     ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
-    ``loss.clip_high`` changes a parameter. ``name`` can be unknown if ``settings`` contains every component, as the
-    settings of a stored run do.
+    ``loss.clip_high`` changes a parameter. If ``settings`` contains every component, as the settings of a stored run
+    do, no algorithm named ``name`` has to exist.
 
     Raises:
         InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.
@@ -115,10 +115,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm to which all ``settings`` of a stored run can be applied.
+    """Return an algorithm to which the ``settings`` of a stored run can be applied.
 
-    Before the settings are applied, only its name and its description are right: its components are arbitrary. Return
-    None if ``settings`` lacks a component.
+    The result has the name, the paper and the deviations of the stored run. The components of the result are arbitrary,
+    because ``settings`` replace every component. Return None if ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -127,7 +127,10 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 
 def _from_file(name: str) -> Algorithm:
-    """Return the algorithm at ``name`` = FILE.py:NAME. This text becomes the name of the algorithm."""
+    """Return the algorithm NAME of the Python file FILE.py, if ``name`` is "FILE.py:NAME".
+
+    The result is called "FILE.py:NAME". Raise InvalidInput if the file cannot be run or has no such algorithm.
+    """
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
@@ -165,10 +168,13 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the value of the field ``name`` of a component, changed by the settings ``given``.
+    """Return the value of the field ``name`` of ``component`` after the settings ``given`` are applied.
+
+    The key "" in ``given`` is for the field itself. All other keys are parameters of the component in the field. Errors
+    put ``prefix`` before ``name``.
 
     Example:
-        For the field ``loss``, {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
+        For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
     """
     value: Any = dict(component)[name]
     options = choices(component, name)
@@ -187,10 +193,10 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Convert ``value``, which a user gave for the field ``key``, to a value of the field, and return the result.
+    """Return the value of the field ``key`` for the ``value`` that a user gave.
 
-    - No ``options``: the field holds a plain value. Return ``value``.
     - "none" or None in an ``optional`` field: return None.
+    - No ``options``, because the field holds no component: return ``value``.
     - Otherwise return the component named ``value`` with default settings. Raise InvalidInput if there is no such
       component.
     """

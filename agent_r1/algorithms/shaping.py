@@ -98,7 +98,8 @@ class SoftOverlong(Component):
     """Number of action tokens from which a trajectory gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """The penalty grows from 0 at max_tokens - cache_tokens action tokens to the full penalty at max_tokens."""
+    """The penalty is 0 up to ``max_tokens`` - ``cache_tokens`` action tokens. Then the penalty grows with each
+    token, to the full penalty at ``max_tokens``."""
 
     penalty: float = Field(default=1.0, gt=0)
     """The full penalty, a positive number that is subtracted from the outcome reward."""

@@ -51,15 +51,16 @@ class TokenMask(Component, ABC):
 class SecondMoment(TokenMask):
     """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (arXiv:2510.01161).
 
-    pi_old is the policy before the update, and mu is the sampler's policy. Tokens are masked until the mean of the
-    remaining squares is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
+    pi_old is the policy before the update, and mu is the sampler's policy. Tokens are masked until the mean of
+    (log(pi_old / mu))^2 over all unmasked tokens is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
     """
 
     name: Literal["second_moment"] = "second_moment"
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of the squared log-ratio between trainer and sampler, over the remaining tokens."""
+    """Largest mean of (log(pi_old / mu))^2 over all unmasked tokens (pi_old: policy before the update; mu: sampler's
+    policy)."""
 
     @property
     def formula(self) -> str:
@@ -102,21 +103,22 @@ class TopEntropy(TokenMask):
 class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance: Clip-Cov (arXiv:2505.22617).
 
-    The masked tokens are drawn from the tokens with low < :func:`covariance` < high. Their number is ``share`` times
-    the number of all tokens, but at least 1. If there are too few such tokens, all of them are masked.
+    The masked tokens are drawn from the candidates: the tokens with ``low`` < :func:`covariance` < ``high``. The number
+    of masked tokens is ``share`` times the number of all tokens, but at least 1. If there are fewer candidates, all
+    candidates are masked.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Share of the tokens that are masked. They are drawn from the tokens whose covariance (of
-    advantage and log-probability) is between low and high."""
+    """Share of the tokens that are masked. The masked tokens are drawn from the tokens whose covariance of advantage
+    and log-probability is between ``low`` and ``high``."""
 
     low: float = 1.0
-    """Only tokens with a covariance (see share) above this number can be masked."""
+    """Only tokens whose covariance of advantage and log-probability is above this number can be masked."""
 
     high: float = 5.0
-    """Only tokens with a covariance (see share) below this number can be masked."""
+    """Only tokens whose covariance of advantage and log-probability is below this number can be masked."""
 
     @property
     def formula(self) -> str:
@@ -169,8 +171,8 @@ class OffPolicyMask(Component):
     """
 
     threshold: float = Field(default=0.5, gt=0)
-    """If the mean of log(mu / pi) over a trajectory is above this number (mu: sampler's policy; pi: current policy),
-    its tokens with a negative advantage are masked."""
+    """Limit of the mean of log(mu / pi) over a trajectory, with the sampler's policy mu and the current policy pi. If
+    the mean is above the limit, the tokens of the trajectory with a negative advantage are masked."""
 
     @property
     def formula(self) -> str:

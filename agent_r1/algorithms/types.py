@@ -25,9 +25,9 @@ class StateValues:
     """
 
     before_token: Tensor
-    """(N,) numbers for the states before tokens."""
+    """(N,) the value, target or weight of the state before each token."""
     after_action: Tensor
-    """(S,) numbers for the states after the action of each turn."""
+    """(S,) the value, target or weight of the state after the action of each turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +86,8 @@ class ValueTargets:
 class TokenWeights:
     """The advantages of the N tokens of a batch, and their weights in the loss: float64 tensors on the CPU.
 
-    ``loss_weight``, ``sft_weight`` and the weights of ``value_targets`` contain the denominators of the whole batch. So
-    the loss of a batch is the sum over its micro-batches.
+    ``loss_weight``, ``sft_weight`` and the weights of ``value_targets`` are already divided by the denominators of the
+    averages over the whole batch. So the loss of a batch is the sum of the losses of its micro-batches.
     """
 
     advantage: Tensor
@@ -97,8 +97,8 @@ class TokenWeights:
     """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without a correction. 0
     for a token that ``rejection`` or ``token_mask`` masks."""
     sft_weight: Tensor | None = None
-    """(N,) weight of the term -log pi, which imitates successful trajectories and predicts observations. None if the
-    loss has no such term."""
+    """(N,) weight of -log pi. Action tokens of successful trajectories have a weight for imitation (``sft_coef``), and
+    observation tokens have a weight for prediction (``observation_nll_coef``). None if both coefficients are 0."""
     value_targets: ValueTargets | None = None
     """The critic's targets; None without a critic."""
     kl_coef: float = 0.0
@@ -121,9 +121,11 @@ class TokenOutputs:
     old_logprobs: Tensor
     """(n,) log of the denominator of the importance ratio."""
     ratio_unit: Tensor | None = None
-    """(n,) int64 index of the unit whose tokens share one importance ratio. None if each token has its own ratio.
+    """(n,) int64 index of each token's unit. All tokens of a unit share one importance ratio. None if each token has
+    its own ratio.
 
-    A unit is all action tokens, or all observation tokens, of one turn or trajectory.
+    The action tokens of a turn or trajectory are one unit, and the observation tokens of the turn or trajectory are
+    another unit.
     """
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy. None if the algorithm needs no reference."""
@@ -134,9 +136,10 @@ class TokenOutputs:
     sampler_logprobs: Tensor | None = None
     """(n,) log-probabilities that the sampler recorded. Observation tokens have log pi instead, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64 index of the set of tokens over which ``off_policy_mask`` averages. None without this mask.
+    """(n,) int64 index of each token's unit. ``off_policy_mask`` averages over each unit. None without
+    ``off_policy_mask``.
 
-    A set is all action tokens, or all observation tokens, of a whole trajectory.
+    The action tokens of a trajectory are one unit, and the observation tokens of the trajectory are another unit.
     """
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the teacher's k most likely tokens. None without ``distillation``."""

@@ -18,9 +18,10 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
 def check_context_rewriting(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if ``algorithm`` trains on observations. Call this function only if the context is rewritten.
+    """Raise InvalidInput if ``algorithm`` trains on observations.
 
-    An observation responds to the text before it. A rewritten context changes this text.
+    This check is only for runs whose context policy rewrites the context. An observation responds to the text before
+    it. After a rewrite, the model would read the observation after a different text.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"

@@ -72,11 +72,12 @@ class WithCritic(Advantage):
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
         """Return the critic's targets and weights for all states.
 
-        ``target`` and ``weight`` (N,) are for the states before tokens. For the states after the S actions:
+        ``target`` and ``weight`` (N,) are for the states before the N tokens. The states after the actions of the S
+        turns get:
 
-        - Target: the next turn's return from ``turn_returns`` (S,), or 0 after the last turn of a trajectory.
-        - Weight: 0 after the last turn of a truncated trajectory, whose target is not known. All other weights are
-          equal, and sum to 1. If ``bootstrap`` is off, all weights are 0.
+        - Target: the return of the next turn in ``turn_returns`` (S,); 0 after the last turn of a trajectory.
+        - Weight: 0 after the last turn of a truncated trajectory, because its target is not known. The weights after
+          all other turns are equal, and sum to 1. If ``bootstrap`` is off, the weights after all turns are 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

@@ -113,8 +113,8 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number of attempts in a set. The advantage is how much the attempt raises the best return of a set, on average
-    over all sets of the group. none: the size of the group, which is also the maximum."""
+    """Number k of attempts in a set. The advantage of an attempt is a mean over all sets of k attempts of its group. A
+    number above the size of the group means the size of the group. none: the size of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""

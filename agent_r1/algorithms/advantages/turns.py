@@ -102,9 +102,10 @@ class SameTurn(TurnRelative):
 class SameState(TurnRelative):
     """The advantage A_t = A(R) + turn_weight * A(G_t) of GiGPO (arXiv:2505.10978, equation 8).
 
-    A(x) is x - mean x, or (x - mean x) / std x with ``divide_by_std``. R is the return of the trajectory, compared over
-    the group. G_t is the discounted return from turn t on, compared over the group's turns in the same state. The state
-    of a turn is the text of the last messages of the environment before the turn.
+    R is the return of the trajectory. A(R) is R minus the mean return of the group. G_t is the discounted return from
+    turn t on. A(G_t) is G_t minus the mean G of the group's turns in the same state as turn t. With ``divide_by_std``,
+    both differences are divided by the standard deviation. The state of a turn is the last messages of the environment
+    before the turn.
     """
 
     name: Literal["same_state"] = "same_state"
@@ -148,21 +149,22 @@ class SameState(TurnRelative):
 class SameHistory(TurnRelative):
     """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
 
-    G_t is the discounted return from turn t on. A_k(G_t) = (G_t - mean G) / std G, over the turns of the group with the
-    same last k states as turn t. The last state is the state just before the turn. std has no Bessel correction, as in
-    verl-agent.
+    G_t is the discounted return from turn t on. A_k(G_t) is (G_t - mean G) / std G. The mean and the std are over the
+    set C_k: the turns of the group whose last k states are equal to the last k states of turn t. The last state of a
+    turn is the state just before the turn. The std has no Bessel correction, as in verl-agent.
 
-    The weight of k is (k + 1)^alpha; 0 if fewer than k states precede turn t, or if all compared turns have equal G.
+    The weight of A_k is (k + 1)^alpha. It is 0 if fewer than k states precede turn t, or if all turns of C_k have equal
+    G.
     """
 
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """A turn is compared with the turns of its group that have the same last k states, for k = 1 .. history + 1. The
-    last state is the state just before the turn."""
+    """Largest number of earlier states that are compared in addition to the state just before a turn. So A_k is
+    computed for k = 1 .. ``history`` + 1."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha of the comparison among turns with the same last k states."""
+    """Exponent in the weight (k + 1)^alpha of A_k. With a larger alpha, comparisons of more states count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
