@@ -44,7 +44,7 @@ class AgentHost:
 class AgentProgramEnv:
     """The environment of an agent program. The program runs its own tools.
 
-    ``env`` is the environment of the task set. Only the checks before a run open its episodes.
+    ``env`` is the environment of the task set. Episodes of ``env`` are opened only by the checks before a run.
     """
 
     env: Env

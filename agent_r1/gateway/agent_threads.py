@@ -20,9 +20,9 @@ from agent_r1.core.threads import DaemonThreads, run_in_thread
 log = logging.getLogger(__name__)
 
 RESPONSE_SECONDS = 10.0
-"""Seconds in which the agents' event loop must react after a cancellation.
+"""How long the agents' event loop may take to react after a cancellation, in seconds.
 
-A blocked loop is replaced for later calls.
+A loop that takes longer is blocked by an agent. Later calls then use a new event loop.
 """
 
 

@@ -141,7 +141,7 @@ class LiveAnswer:
 
     Attributes:
         opening: the first part of the stream; None if the stream cannot begin yet.
-        read: converts the tokens so far to the message that can be sent so far.
+        read: converts ``token_ids`` to the part of the message that can already be sent.
         token_ids: the tokens that were sampled so far.
     """
 

@@ -45,7 +45,7 @@ class PendingAnswer:
         identity: the identity of the first request.
         drafting: the task that samples the answer.
         live: the part that was sampled so far, if the model streams.
-        num_retries: the largest retry count of the requests.
+        num_retries: the largest ``num_retries`` of the requests that share the answer.
         num_waiting: how many clients wait for the answer now.
         is_delivered: whether the answer was sent to a client.
     """
@@ -60,7 +60,7 @@ class PendingAnswer:
         """Count one more waiting client until the ``with`` block ends.
 
         If the answer is abandoned at the end of the block, the sampling is cancelled ``grace`` seconds later, unless a
-        client returns before. The default of ``grace`` is ``ABANDONED_SECONDS``.
+        client waits again before. The default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -137,18 +137,19 @@ class AnswerLog:
         self._forget()
 
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
-        """Return the answer to the request that ``identity`` repeats, or None if a new answer must be sampled.
+        """Return the kept answer to a repeated request, or None if a new answer must be sampled.
 
-        With a key, return the newest answer with this key, or None. Raise RequestError if the key was used for a
-        different request.
+        If ``identity`` has a key, return the newest answer with this key, or None. Raise RequestError if the key was
+        used for a different request.
 
-        Without a key, look at the answers to equal requests. The first rule that applies decides:
+        If ``identity`` has no key, look at the answers to equal requests. The first rule that applies decides:
 
-        - If there is an abandoned answer, return this answer.
+        - If an answer is abandoned, return this answer.
         - If the client sends the request for the first time, return None. So equal parallel requests get new answers.
         - If an equal request failed and was not repeated yet, return None.
-        - Look at the answers whose retry count is below the retry count of this request. Return the answer with the
-          largest count, or None.
+        - If there are answers with a smaller ``num_retries`` than ``identity``, return the answer with the largest
+          ``num_retries`` among these answers.
+        - Otherwise return None.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -176,10 +177,10 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the count of failed requests that clients have not repeated yet, when a request has ended.
+        """Update the number of failed requests that clients have not repeated yet, after the end of a request.
 
-        Equal requests (with one ``digest``) share a count. If the request failed with an error after which clients
-        repeat it, add 1. If it succeeded, subtract ``num_earlier``, the count when the request began.
+        Equal requests have the same ``digest`` and share a number. If clients repeat the request because it was
+        cancelled or failed, add 1. If the request succeeded, subtract ``num_earlier``: the number at its beginning.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):
@@ -209,7 +210,7 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether a request was cancelled, or failed with an error after which clients send it again."""
+    """Return whether a request was cancelled, or failed with an error after which clients repeat the request."""
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

@@ -19,6 +19,6 @@ class GatewayConfig(BaseModel):
     """Maximum number of answers of one episode that are sampled at the same time. More requests wait."""
 
     on_error: Literal["retry", "train"] = "retry"
-    """What to do if the agent raises an exception after an answer of the policy. retry: repeat the attempt, and do not
-    train it. train: train the attempt with the answer "".
+    """What to do if the agent raises an exception after an answer of the policy. retry: make a new attempt, and do
+    not train on the failed attempt. train: train on the failed attempt, with "" as its answer.
     """

@@ -55,10 +55,10 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether the client changed an action that it received, or the tools after the action.
+    """Return whether ``messages`` begin with the conversation before a sent action, then an assistant message.
 
-    Call this function only if ``messages`` start a new branch. The result is True if ``messages`` begin with the
-    conversation before a sent action, followed by an assistant message.
+    Call this function only if ``messages`` start a new branch. Then True means that the client changed the action, or
+    gives other tools after the action. Without such a change, ``messages`` would continue the branch of the action.
     """
     return any(
         messages[: len(action.before)] == action.before
@@ -85,12 +85,13 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return ``message`` with its beginning replaced by a sampled action, or None if ``message`` begins with no action.
+    """Return ``message`` with a sampled action in place of its beginning, or None.
 
-    The result is also None if ``message`` has calls or reasoning.
+    Return None if ``message`` begins with no sampled action, or has calls or reasoning. White space around the
+    action can differ.
 
-    Example: the policy sampled "<search>Alba", and the client added the stop string. Then "<search>Alba</search>"
-    becomes the sampled action, followed by "</search>".
+    Example: the policy sampled "\\n<search>Alba". The client sends "<search>Alba</search>", without the line break and
+    with the stop string. The text of the result is "\\n<search>Alba</search>".
     """
     if message.calls or message.reasoning is not None:
         return None
@@ -112,7 +113,7 @@ def _begins(sampled: Message, text: str) -> bool:
 
 
 def _is_same(given: Message, sent: Message) -> bool:
-    """Return whether a client's message has the words and the calls of an action that was sent to the client.
+    """Return whether a client's message has the same words and calls as an action that was sent to the client.
 
     Reasoning is compared only if ``given`` has reasoning, because many clients do not send reasoning back.
     """

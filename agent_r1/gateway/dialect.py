@@ -30,11 +30,14 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
 
 
 EventWriter = Callable[[Part], Iterator[str]]
-"""A function that yields the server-sent events of one part of a stream. Call it with all parts, in order."""
+"""A function that yields the server-sent events of one part of a stream.
+
+Call the function once for each part of the stream, in the order of the parts.
+"""
 
 
 class Exchange(Protocol):
-    """A request in a dialect. Its methods write the answer in the same dialect."""
+    """A request in a dialect, the format of one API. Its methods write the answer in the same dialect."""
 
     @property
     def chat(self) -> ChatRequest:
@@ -57,7 +60,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The paths and functions of one dialect.
+    """The URL paths and the functions of one dialect: the format of one API, such as OpenAI's chat completions.
 
     Attributes:
         paths: the URL paths of requests, such as ``/v1/chat/completions``.
@@ -73,7 +76,7 @@ class Dialect:
 
 
 class Strict(BaseModel):
-    """A part of a request in which an unknown field is an error, because it could change the request's meaning."""
+    """A part of a request in which an unknown field is an error, because the field could change the meaning."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

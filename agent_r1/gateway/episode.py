@@ -163,7 +163,7 @@ def context_error(context_length: int, num_tokens: int | None = None) -> Request
 
 
 def as_error(stopped: Stopped, num_tokens: int, context_length: int) -> RequestError:
-    """Return the error for a request that got no sampled action. ``num_tokens`` is the length of the prompt."""
+    """Return the error for a request whose answer was not sampled. ``num_tokens`` is the length of the prompt."""
     match stopped.status:
         case Status.OUT_OF_TOKENS:
             return context_error(context_length, num_tokens)

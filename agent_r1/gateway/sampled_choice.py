@@ -17,9 +17,9 @@ from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
 ) -> list[Sample | Stopped]:
-    """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of the ``slots`` meanwhile.
+    """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of ``slots`` during its sampling.
 
-    An answer that the session could not sample is Stopped.
+    For an answer that the session could not sample, the list has a Stopped.
     """
 
     async def generate_one() -> Sample | Stopped:

@@ -1,7 +1,7 @@
 """The gateway: an HTTP server on loopback through which agents call models, each with an API key of its own.
 
 A request without a valid key is refused before its body is read. The server accepts only loopback host names, so that a
-web page cannot reach it by DNS rebinding.
+web page cannot reach the server by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class _Access:
 
 
 class Gateway:
-    """An HTTP server for models, on the loopback address. Each API key gives access to one model until it is revoked.
+    """An HTTP server for models, on the loopback address.
+
+    Each API key gives access to one model until the key is revoked.
 
     Args:
         port: the port to listen on; 0 for any free port.

@@ -31,7 +31,7 @@ _UNFINISHED_TAG = re.compile(r"<[^<>\s]*\Z")
 
 
 class LiveReader:
-    """A reader that converts the tokens of an unfinished answer to the message that can be sent so far."""
+    """A reader that converts the tokens of an unfinished answer to the part of the message that can already be sent."""
 
     def __init__(self, renderer: Renderer, request: ChatRequest) -> None:
         self._renderer, self._request = renderer, request

@@ -20,5 +20,6 @@ class TagsConfig(BaseModel):
     """The tag around a final answer. A closed answer ends the action."""
 
     names: dict[str, str] = Field(default_factory=dict)
-    """For each tool whose tag is not the tool's name, the tag around a call. A tag that begins with three backticks is
-    a code fence."""
+    """The tag around a call, by the name of the tool, such as {"search": "find"}. Tools without an entry have their
+    default tag: the name of the tool, but a code fence for ``python``. A tag that begins with three backticks is a code
+    fence."""

@@ -142,10 +142,10 @@ def locate_images(
     """Return each image with the positions of its placeholder tokens in ``ids``.
 
     Args:
-        ids: the tokens of a text, image 1, a text, image 2, .., a text.
-        token: the placeholder token. In a text, the token stands for no image.
+        ids: the tokens of the pieces of a prompt. The pieces are a text, image 1, a text, image 2, .., a text.
+        token: the placeholder token. In an image piece, the token stands for the image; in a text, for itself.
         images: the images.
-        counts: the number of placeholder tokens in each text and image.
+        counts: the number of placeholder tokens in each piece.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]

@@ -54,9 +54,10 @@ class IncrementalDecoder:
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
-        """Return (n, the text of the first n pending tokens). Later tokens cannot change this text.
+        """Return (n, the text of the first n pending tokens).
 
-        ``text`` is the text of all pending tokens, of which there must be more than ``MAX_PENDING``.
+        The number n is chosen so that later tokens cannot change the returned text. ``text`` is the text of all pending
+        tokens. There must be more than ``MAX_PENDING`` pending tokens.
         """
         count = len(self._pending)
         # Usually only the last character is incomplete, so that one to three tokens remain.

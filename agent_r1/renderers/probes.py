@@ -41,11 +41,11 @@ def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Mess
 
 
 def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_reasoning: bool) -> Message:
-    """Return the action of a conversation with which a chat template is tested.
+    """Return the assistant's message for a test conversation, which shows how a chat template behaves.
 
     Args:
-        boundary: the role of the message after the action: "tool" after a call, "user" after an answer.
-        thinking: whether the action has reasoning.
+        boundary: the role of the next message: "tool" if the assistant makes a call, "user" if the assistant answers.
+        thinking: whether the assistant's message has reasoning.
         renders_reasoning: whether the template renders reasoning. If not, the reasoning becomes part of the text.
     """
     reasoning = "I see." if thinking and renders_reasoning else None

@@ -17,8 +17,8 @@ class RenderedPrompt:
 
     Attributes:
         text: the text of the whole conversation.
-        token_ids: the tokens of the whole conversation; from :meth:`Renderer.bridge_to_next_turn` only the tokens after
-            the last action.
+        token_ids: the tokens of the whole conversation. In a prompt of :meth:`Renderer.bridge_to_next_turn`, only
+            the tokens after the last action.
         media: the images, each with the positions of its placeholder tokens in ``token_ids``.
 
     Example:

@@ -22,7 +22,10 @@ def token_at_end(text: str, tokens: Iterable[str]) -> str | None:
 
 
 def first_token_in(text: str, tokens: Iterable[str]) -> str | None:
-    """Return the one of ``tokens`` that occurs first in ``text``, or None. At one position, the longest counts."""
+    """Return the token that occurs first in ``text``, or None.
+
+    If several tokens begin at the same first position, return the longest of these tokens.
+    """
     found = [(text.find(token), -len(token), token) for token in tokens if token in text]
     return min(found)[2] if found else None
 
@@ -41,7 +44,7 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description in which :func:`break_tokens` was applied to all texts.
+    """Return a copy of a tool's description in which all special tokens are broken (see :func:`break_tokens`).
 
     The texts can come from a source that is not trusted, such as an MCP server.
     """

@@ -20,7 +20,7 @@ The text of a token can depend on the tokens before it, for example if several t
 class StopStringMatcher:
     """A matcher that checks whether the last token of a generation completes one of ``strings``.
 
-    Only the last ``window`` tokens are decoded, so the cost of a check does not grow with the length of the generation.
+    Only the last few tokens are decoded, so the cost of a check does not grow with the length of the generation.
     """
 
     def __init__(self, strings: tuple[str, ...], decode: Decode) -> None:
@@ -59,7 +59,7 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Pass the text of the new tokens to the check of the generation, and return the result.
+        """Call the check of the generation with the text of the new tokens, and return the result of the check.
 
         ``ids`` are all tokens of the generation so far. If ``ids`` do not continue the previous ``ids``, a new
         generation begins with a new check.

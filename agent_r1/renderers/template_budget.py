@@ -163,10 +163,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return how many values a nested container holds, or the approximate length of the container as text.
+    """Return the number of values in a nested container, or the length of the container as text.
 
-    If ``characters`` is 0, each value counts 1. Otherwise, each value counts its length as text plus ``characters``.
-    Counting stops when the sum reaches ``limit``.
+    If ``characters`` is 0, the result is the number of values. Otherwise, the result is an approximate length: each
+    value adds its own length as text plus ``characters``, for quotes and commas. Counting stops at ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

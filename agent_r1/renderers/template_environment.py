@@ -33,7 +33,7 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 _MAX_DATE_FORMAT = 1000
 
 _NODES_PER_STEP = 8
-"""The number of syntax nodes that cost one step each time the body of a loop or macro runs."""
+"""The body of a loop or macro costs 1 + (number of its syntax nodes) // _NODES_PER_STEP steps each time it runs."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -124,7 +124,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that subtracts its cost and the size of its result from the budget."""
+        """Return a filter that does what ``function`` does, and subtracts the cost of each call from the budget.
+
+        The cost depends on the ``name`` of the filter, on the arguments and on the size of the result.
+        """
 
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
@@ -141,7 +144,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a jinja2 test that subtracts the cost of one pass over its arguments from the budget."""
+        """Return a jinja2 test that does what ``function`` does, and subtracts the cost of each call from the budget.
+
+        A call costs one pass over the arguments.
+        """
 
         def counted(*args: Any) -> Any:
             for value in args:
@@ -259,10 +265,10 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return the node inside a filter that subtracts the size of the node's value from the budget.
+    """Wrap ``node`` in a filter, which subtracts the size of the node's value from the budget.
 
-    The filter is added to concatenations, to text of the template, and to literal lists, tuples and dictionaries. A
-    node of any other kind is returned unchanged.
+    Only concatenations, text of the template, and literal lists, tuples and dictionaries are wrapped. A node of any
+    other kind is returned unchanged.
     """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
@@ -280,7 +286,7 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, with which templates mark the assistant's text. Only its content is rendered."""
+    """The block ``{% generation %}``, which marks the assistant's text. Only the content of the block is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 

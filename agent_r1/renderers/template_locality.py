@@ -8,8 +8,9 @@ and only the first few messages and a few neighbors can change the text of a mes
 text for new messages if the middle of the conversation is left out. So the time of a turn does not grow with the number
 of turns.
 
-The proof reads the syntax tree. One loop over the messages has to write the text. The body of this loop may read only
-the message, its neighbors, fixed messages at the beginning, and whether the message is the first or the last.
+This module proves from the syntax tree of a template that the template is local. One loop over the messages has to
+write the text. The body of this loop may read only the message, its neighbors, fixed messages at the beginning, and
+whether the message is the first or the last.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from agent_r1.core.messages import Message
 _COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 
 _STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
-"""Names that a local template must not use. They differ at each use, or stand for parts of the template."""
+"""Names that a local template must not use. Their values change from use to use, or are parts of the template."""
 
 # fmt: off
 _ITERATORS = frozenset({
     "batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique",
 })
-"""Filters that return an iterator. A variable with an iterator changes when the template reads the variable."""
+"""Filters that return an iterator. If a variable holds an iterator, reading the variable uses up its items."""
 
 _LOOP_VALUES = frozenset({
     "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
 })
 _LOOP_CALLS = frozenset({"changed", "cycle"})
-"""The methods of ``loop`` that a template may call, except in the loop over the messages."""
+"""The methods of ``loop`` that a template may call. In the loop over the messages, no method may be called."""
 # fmt: on
 
 _UNKNOWN_EXPRESSIONS = (
@@ -56,18 +57,19 @@ class Locality:
     """How far the text that a chat template writes for a message can depend on other messages.
 
     Attributes:
-        first: any text can depend on this number of messages at the beginning of the conversation.
-        near: the text of a message can depend on this number of messages before the message and after it. The text
-            after the last message can depend on this number of messages at the end of the conversation.
+        first: how many messages at the beginning of the conversation can change the text of any message.
+        near: how many messages directly before a message, and directly after it, can change the text of the message.
+            As many messages at the end of the conversation can change the text after the last message.
     """
 
     first: int
     near: int
 
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return ``messages`` without their middle, or ``messages`` if less than two thirds would be left out.
+        """Return the first messages and the last messages of a conversation, without the messages between them.
 
-        The text of messages that are added later stays the same.
+        If new messages follow, the template writes the same text for the new messages as after all ``messages``. If
+        less than two thirds of the messages can be left out, return all ``messages``.
         """
         # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
         # begins and ends before an action, because a tool format can join adjacent messages of the user.
@@ -104,10 +106,10 @@ class _Place:
     """The place of a node in a template.
 
     Attributes:
-        part: "loop" in the loop over the messages; "other" in any other loop, and in a text that is kept in a variable;
-            "macro" in a macro; otherwise "top".
-        in_inner_loop: whether the name ``loop`` stands for a loop inside the loop over the messages.
-        is_later: whether the node is not evaluated for the first message.
+        part: the outermost part around the node. "loop": the loop over the messages. "macro": a macro. "other": another
+            loop, or a block ``{% set name %}``. "top": none of these.
+        in_inner_loop: whether a loop inside this part contains the node. The name ``loop`` then stands for that loop.
+        is_later: whether the node is skipped for the first message, as B is in ``loop.first or B``.
     """
 
     part: Literal["top", "loop", "other", "macro"]
@@ -121,9 +123,9 @@ class _Proof:
     Attributes:
         first: the number of messages at the beginning that the template reads by index, such as ``messages[0]``, or
             distinguishes by index, such as ``loop.index0 == 0``.
-        near: the largest n for which the template reads the message n before or after the current one, such as
-            ``messages[loop.index0 + n]``, or n from the end, such as ``messages[-n]``.
-        shift: the sum of n over all slices ``messages[n:]`` in the template.
+        near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
+            ``messages[-n]`` of the template; at least 1.
+        shift: the sum of all n in the slices ``messages[n:]`` of the template.
         is_after_loop: whether the loop over the messages has been checked.
     """
 
@@ -224,9 +226,10 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Update ``first`` or ``near`` for the expression ``messages[index]``.
+        """Check the expression ``messages[index]``, and update the attribute ``first`` or ``near`` of the proof.
 
-        The index can be like 2, ``loop.index0 + 1`` or, after the loop, -1. Any other index raises _NotLocal.
+        A valid index is a number such as 2; in the loop over the messages also an offset such as ``loop.index0 + 1``;
+        after this loop also a negative number such as -1. Raise _NotLocal for any other index.
         """
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:
@@ -241,7 +244,7 @@ class _Proof:
                 raise _NotLocal
 
     def _start(self, node: nodes.Node) -> int | None:
-        """Return n for the expression ``messages[n:]``, 0 for ``messages``, and None for any other."""
+        """Return n for the expression ``messages[n:]``, 0 for ``messages``, and None for any other expression."""
         match node:
             case nodes.Name(name=name) if name in self._conversations:
                 return 0
@@ -275,7 +278,7 @@ def _iterated(node: nodes.Node) -> nodes.Node:
 
 
 def _offset(node: nodes.Node) -> int | None:
-    """Return n if an expression equals ``loop.index0 + n``, such as 1 for ``loop.index``; None for any other."""
+    """Return n if an expression equals ``loop.index0 + n``, otherwise None. For ``loop.index``, n is 1."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index" as attribute):
             return int(attribute == "index")

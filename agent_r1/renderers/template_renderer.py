@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-The text between two actions is the difference between two texts that the template writes, before and after new messages
-are added. If the template also changes earlier text, there is no difference, and the next turn starts a new branch of
-the trajectory.
+The template writes a conversation twice: before new messages are added, and after. The text between two actions is the
+text that the second rendering adds. If the second rendering also changes earlier text, the next turn starts a new
+branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -285,13 +285,17 @@ class TemplateRenderer:
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest), or (None, text) if the template renders no reasoning and ``opened`` is False."""
+        """Return (reasoning, rest) of the text of an action, or (None, text) without reasoning.
+
+        ``opened`` says whether the text begins inside the reasoning. If ``opened`` is False and the template renders no
+        reasoning, the whole text counts as text without reasoning.
+        """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:
-        """Return, for each of ``lengths``, the index of the token that completes this many characters of the text.
+        """Return, for each length n, the index of the token that completes the first n characters of the text.
 
-        Example: with tokens "ab", "c" and "de", the lengths (2, 4) give the indices (0, 2).
+        The text is the text of ``ids``. Example: for the tokens "ab", "c" and "de", the lengths (2, 4) give (0, 2).
         """
         total = len(self.decode(ids))
 

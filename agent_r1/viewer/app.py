@@ -43,10 +43,10 @@ MAX_COMPARED = 8
 """The largest number of runs that a page compares, and of attempts side by side."""
 
 MAX_SCALED = 32
-"""The largest number of attempts of a group that are read for the scale of the advantages."""
+"""The largest number of attempts of a group whose advantages determine the color scale of the advantages."""
 
 COLUMN_TEXT = 4000
-"""The largest number of characters of a text if attempts stand side by side."""
+"""The largest number of characters that are shown of each text on a page with attempts side by side."""
 
 MAX_EVENTS = 200
 
@@ -101,7 +101,10 @@ class Viewer:
         return Response(image.data, media_type=image.mime)
 
     def revision(self, request: Request) -> Response:
-        """Return a text that changes whenever a run in the query changes. Without a query, all runs count."""
+        """Return a text that changes whenever a run changes, so that a page can notice new data.
+
+        A query such as ``?run=demo&run=other`` names the runs. Without a query, the text is about all runs.
+        """
         runs = self._catalog.runs()
         chosen = [run for run in request.query_params.getlist("run")[:MAX_COMPARED] if run in runs]
         parts = []
@@ -239,7 +242,8 @@ class Viewer:
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
         """Return the color scales of a group, and the conversation of each attempt in ``shown``.
 
-        The conversation of an unfinished attempt is None. The whole ``group`` determines the scale of the advantages.
+        The conversation of an unfinished attempt is None. The attempts of ``group`` determine the color scale of the
+        advantages.
         """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)
@@ -292,7 +296,8 @@ def damage_refused() -> Iterator[None]:
 def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
     """Return how many attempts meet the conditions of ``query``, at most MAX_COUNTED + 1.
 
-    Return None if ``query`` has no conditions, or searches for a text. ``found`` is the page of the query.
+    Return None if ``query`` has no conditions, or searches for a text. ``found`` is the page of attempts that the query
+    found.
     """
     # A search for a text is not counted, because it would read every conversation.
     listed = query.listed

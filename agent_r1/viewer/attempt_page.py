@@ -117,7 +117,8 @@ class RecordedAttempt:
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
     """Return the color scales for the tokens of all ``attempts``.
 
-    ``group`` has the records of the whole group. Its largest advantage determines the scale of the advantages.
+    ``group`` has the token records of the whole group. The largest advantage of the group determines the color scale
+    of the advantages.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):

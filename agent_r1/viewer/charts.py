@@ -149,7 +149,7 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
 
 
 def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
-    """Return how many earlier curves equal ``curve`` at all its steps, at most MAX_COVERED."""
+    """Return how many earlier curves equal ``curve`` at all steps of ``curve``, at most MAX_COVERED."""
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
     return min(len(equal), MAX_COVERED)
 
@@ -182,7 +182,8 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return at most MAX_POINTS of the points (step, value).
 
-    The smallest and the largest point of each interval are kept, so that no peak disappears.
+    The points are divided into intervals of successive steps. From each interval, the points with the smallest and the
+    largest value are kept, so that no peak disappears.
     """
     if len(points) <= MAX_POINTS:
         return points

@@ -185,7 +185,7 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
 
 
 def _largest(parts: Named) -> Named:
-    """Return ``parts``. If there are more than ``NUM_COLORS`` parts, the smallest parts are added up to "rest"."""
+    """Return at most ``NUM_COLORS`` parts: if there are more, the sum of the smallest parts becomes one part "rest"."""
     if len(parts) <= NUM_COLORS:
         return parts
     by_size = sorted(parts, key=lambda part: sum(part[1].values()), reverse=True)

@@ -1,4 +1,4 @@
-"""Results on the page of a run: the table of methods, and its events as text."""
+"""The result table and the list of events on the page of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "h
 class MethodRow:
     """A row of the result table.
 
-    ``cells`` has the exact match and its interval for each split, such as "0.95 (0.92 to 0.98)", or "".
+    ``cells`` has one text for each split: the exact match and its 95 % interval, such as "0.95 (0.92 to 0.98)". A cell
+    without a result is "".
     """
 
     method: str

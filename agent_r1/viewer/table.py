@@ -16,7 +16,7 @@ from agent_r1.store.attempt_search import AttemptList
 PAGE = 50
 
 MAX_TEXT = 200
-"""The largest number of characters of a text to search for."""
+"""The largest number of characters of the text that a user searches for. A longer text is cut."""
 
 FATES: Sequence[AttemptFateName] = ("trained", "dropped", "pending")
 
@@ -49,9 +49,9 @@ class TableQuery:
         return cls(AttemptList(where, order, query.get("direction") != "up", text), query.get("after", ""))
 
     def write(self, after: str | None = None) -> str:
-        """Return the URL query, such as ``?status=completed&after=..``, without default values. It can be "".
+        """Return the URL query, such as ``?status=completed&after=..``; "" if all values are default values.
 
-        ``after`` replaces the attribute ``after``.
+        Default values are left out. The argument ``after``, if given, is written in place of the attribute ``after``.
         """
         where, listed = self.listed.where, self.listed
         values = {

@@ -56,7 +56,7 @@ def one_line(text: object, most: int = 200) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as indented JSON. Objects that JSON does not have become strings."""
+    """Return a value as indented JSON. Objects that JSON cannot represent become strings."""
     try:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (ValueError, RecursionError, TypeError):

@@ -64,9 +64,10 @@ class Response(ToolFormat):
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Append the calls that the parser has just completed to ``calls``. Return the index after the last call.
+    """Append the calls in the newest ``events`` of the parser to ``calls``. Return the index after the last call.
 
-    ``start`` is the index after the previous call. ``end`` is the number of characters that the parser has read.
+    The parser has read the first ``end`` characters of ``text``. ``start`` is the index after the previous call, and is
+    returned if the events complete no call.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

@@ -1,5 +1,7 @@
 """Tool calls as tags and fences in plain text, for models without a tool format (Search-R1, arXiv:2503.09516).
 
+Example of a call of the tool ``search``, and of its result:
+
 <search>mayor of Alba</search>
 <information>Alba: mayor Bruno.</information>
 """
@@ -78,9 +80,10 @@ class _Delimiters:
         return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
 
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        """Return the patterns that find these delimiters while an action is being sampled.
+        """Return the patterns that find the delimiters in the text of an unfinished action.
 
-        A closing fence is found only after its line has ended, because a closing fence stands alone on its line.
+        A closing fence must be alone on its line, so the pattern finds the fence only after the end of this line.
+        ``is_answer`` says whether the delimiters belong to an answer; otherwise they belong to a call.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
         return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
@@ -212,9 +215,10 @@ class Tags(ToolFormat):
 
 
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    """Return the tool's only required parameter, or its only parameter if none is required; None unless it is a text.
+    """Return the name of the parameter whose value is written between the tags without JSON, or None.
 
-    The value of this parameter is written between the tags without JSON.
+    The parameter is the tool's only required parameter or, if no parameter is required, the tool's only parameter. The
+    schema of the parameter must have the type "string".
     """
     properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
     names = required or list(properties)

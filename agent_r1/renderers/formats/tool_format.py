@@ -104,15 +104,16 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a function that says whether an action may be complete, to save calls of :meth:`is_complete`.
+        """Return a fast check that runs before :meth:`is_complete`.
 
-        Each time a stop string occurs in the sampled text, the function gets the text that is new since its previous
-        call. If the function returns False, the action is not complete. The default function always returns True.
+        The check is a function. Each time a stop string occurs in the sampled text, the check gets the text that was
+        sampled since the previous check. The check returns False if the action is certainly not complete. Only after
+        True, :meth:`is_complete` is called. The default check always returns True.
 
         Args:
             tools: the tools of the prompt.
             is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: the number of thoughts that are removed before :meth:`parse` is called.
+            thoughts: how many thoughts at the beginning of the text are removed before :meth:`parse` is called.
         """
         return lambda part: True
 
@@ -240,9 +241,10 @@ def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Return the call that a JSON object with a "name" and with an object of arguments under ``key`` describes.
+    """Convert ``data``, the JSON value of a call, to a ParsedCall with the attributes ``raw`` and ``end``.
 
-    For any other value, return a malformed call.
+    ``data`` must be an object with a text under "name" and an object under ``key``, the arguments. Any other value
+    becomes a malformed call.
 
     Example:
         call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}
