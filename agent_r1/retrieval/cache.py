@@ -1,4 +1,4 @@
-"""The cache of vectors and faiss indexes. The name of a folder is a hash of its inputs."""
+"""The cache of vectors and faiss indexes. The name of a cached folder is a hash of its :class:`Origin`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Origin:
 
 
 def build_vectors(cache: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return the folder of ``origin`` in ``cache``. A missing or damaged folder is built: ``make(folder)`` writes the
-    files.
+    """Return the folder in ``cache`` with the vectors or the faiss index that was computed from ``origin``.
+
+    If the folder is missing or damaged, ``make(folder)`` is called and writes the files.
 
     Raises InvalidInput if the folder cannot be created.
     """

@@ -51,9 +51,10 @@ class RemoteRetriever:
         return found
 
     def health(self) -> Health:
-        """Return the number of the server's passages, and its kind of search.
+        """Return the number of passages on the server, and the server's kind of search.
 
-        Raises RetrievalError if no retrieval server answers, and AgentR1Error if the server refuses the request.
+        Raises RetrievalError if no server answers, or if the answer is not from a retrieval server. Raises AgentR1Error
+        if the answer has a status 4xx.
         """
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
@@ -100,7 +101,5 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Return the query with ``?`` for each lone surrogate: UTF-8 cannot encode lone surrogates, but a model can write
-    them.
-    """
+    """Return the query with ``?`` instead of lone surrogates, which a model can write but UTF-8 cannot encode."""
     return query.encode("utf-8", "replace").decode("utf-8")

@@ -25,7 +25,7 @@ DENSE_ONLY = (
 
 
 class IndexConfig(BaseModel):
-    """The settings of an index of passages in this process."""
+    """The settings of an index of passages. The index is in this process, not on a retrieval server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -87,7 +87,7 @@ class RetrieverConfig(SearchConfig):
 
 
 def check(config: IndexConfig) -> None:
-    """Raise InvalidInput if a given setting has no effect.
+    """Raise InvalidInput if the user gave a setting that has no effect.
 
     For example, ``probes`` has no effect without a faiss index of the type IVF.
     """

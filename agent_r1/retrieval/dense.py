@@ -73,7 +73,5 @@ def _write_index(vectors: Path, factory: str, folder: Path) -> None:
 
 
 def _mapped(vectors: Path) -> np.ndarray:
-    """Return the vectors in a file as a memory map. The map is copy-on-write, because torch warns about read-only
-    arrays.
-    """
+    """Return the vectors in a file as a copy-on-write memory map. For a read-only map, torch would print a warning."""
     return np.load(vectors, mmap_mode="c", allow_pickle=False)

@@ -99,7 +99,9 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with the handler's message as JSON, or with an error status and one line."""
+    """Return an endpoint that sends the message from ``handler`` as JSON. After an error, the endpoint sends an error
+    status and one line.
+    """
 
     async def endpoint(request: Request) -> Response:
         try:

@@ -39,9 +39,10 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
 
 
 def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool like :func:`search_tool` that repeats the task's last message after the passages.
+    """Return a search tool whose results end with the question, which is the last message of the task.
 
-    Without the repetition, a small model often answers with the wrong value.
+    Otherwise, the tool is like :func:`search_tool`. If results do not end with the question, a small model often gives
+    a wrong answer.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:

@@ -56,7 +56,9 @@ class RewardModelConfig(BaseModel):
     """An attempt whose reward is above this number is a success."""
 
     beta: float = Field(default=0.05, gt=0)
-    """Factor on the log ratio of an implicit reward model."""
+    """Factor on log(p / p_ref) in an implicit reward model. p and p_ref are a token's probabilities: p by the trained
+    model, p_ref by the model before the training.
+    """
 
     implicit_reward: ImplicitReward = "probability"
     """Reward of a turn from an implicit reward model. probability: how much the predicted probability of success rose.

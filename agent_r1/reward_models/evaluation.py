@@ -21,7 +21,7 @@ RESAMPLES = 500
 """The number of bootstrap samples for a confidence interval."""
 
 BINS = 10
-"""The number of bins of equal width for predictions from 0 to 1, for the calibration."""
+"""To measure the calibration, the predictions from 0 to 1 are divided into this number of bins of equal width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Separation:
     Attributes:
         auc: the probability that a random success has a higher score than a random failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
-        within_tasks: ``auc`` over pairs of a success and a failure at one task; NaN without such pairs.
+        within_tasks: ``auc`` over pairs of a success and a failure at the same task; NaN without such pairs.
 
     Example:
         Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
@@ -58,14 +58,15 @@ class Evaluation:
 
     Attributes:
         successes: the share of successes.
-        model: the separation by the reward model.
-        baselines: the separation by each of the scores in ``BASELINES``.
-        accuracy: the share of correct predictions; None for the loss "pairs". A predicted success has a probability
-            above 0.5; for the loss "regression", a reward above the setting ``success``.
+        model: how well the reward model separates successes from failures.
+        baselines: how well each score in ``BASELINES`` separates successes from failures.
+        accuracy: the share of correct predictions; None for the loss "pairs". Success is predicted if the predicted
+            probability is above 0.5. For the loss "regression", success is predicted if the predicted reward is above
+            the setting ``success``.
         majority: the accuracy of always predicting the more frequent outcome.
-        calibration_error: the expected calibration error; None if the loss is not "outcome". The error of a bin is the
-            distance between its mean prediction and its share of successes.
-        bins: all bins with a trace; () if the loss is not "outcome".
+        calibration_error: the distance between the mean prediction and the share of successes in a bin, averaged over
+            the bins by their numbers of traces (expected calibration error). None if the loss is not "outcome".
+        bins: all bins that contain a trace; () if the loss is not "outcome".
     """
 
     traces: int
@@ -94,8 +95,8 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
 """Scores of an attempt that need no model.
 
 - grounded: whether a tool result contains the answer.
-- log-probability: the mean over the sampled tokens.
-- answer's log-probability: the mean over the tokens of the last action.
+- log-probability: the mean log-probability of the sampled tokens.
+- answer's log-probability: the mean log-probability of the tokens of the last action.
 """
 
 
@@ -173,7 +174,10 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def _auc_within_tasks(scores: Tensor, labels: Tensor, rows: Sequence[Tensor]) -> float:
-    """Return the AUC over pairs of a success and a failure at one task, or NaN. ``rows`` has each task's indices."""
+    """Return the AUC over all pairs of a success and a failure at the same task; NaN without such pairs.
+
+    ``rows`` has one tensor per task, with the indices of the task's traces.
+    """
     right = pairs = 0.0
     for indices in rows:
         count = float(labels[indices].sum() * (~labels[indices]).sum())

@@ -260,7 +260,7 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 
 
 def transcript(trajectory: Trajectory, most: int) -> str:
-    """Return the messages of an attempt after its opening messages, as text.
+    """Return the messages of an attempt as text, without the opening messages (the system prompt and the task).
 
     If the text has more than ``most`` characters, its middle is left out.
     """

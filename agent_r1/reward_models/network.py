@@ -1,6 +1,7 @@
-"""The networks of reward models, and the losses with which the networks are trained.
+"""The networks of reward models, and the losses for training the networks.
 
-Shapes: R traces with S turns that have action tokens; s turns and n action tokens in one micro-batch.
+Shapes: a batch has R traces, S turns with action tokens, and N action tokens. One micro-batch of the batch has s of
+these turns and n of these action tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""The smallest number of parameters with which sharing a common prefix saves time."""
+"""Sharing the first tokens of traces saves no time in a model with fewer parameters than this number."""
 
 Prefixes = tuple[PrefixStates, ...]
-"""For each backbone of a network, the keys and values of the common prefix of all sequences in a batch."""
+"""For each backbone of a network, the attention keys and values of the first tokens that all sequences of a batch
+share."""
 
 
 class Network(Protocol):
@@ -40,15 +42,15 @@ class Network(Protocol):
 
     @property
     def sharing(self) -> PrefixSharing | None:
-        """How a common prefix of several traces is computed only once. None: each trace is computed separately."""
+        """The settings of prefix sharing: equal first tokens of several traces are computed once. None: no sharing."""
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
-        """Return one score for each turn of a micro-batch, in the order of ``micro.turns``: (s,).
+        """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
 
         Args:
-            turn_of_token: (N,) for each action token of the batch, the index of its turn in the batch.
-            prefixes: the common prefix of all sequences in the batch.
+            turn_of_token: (N,) for each action token of the whole batch, the index of its turn in the batch.
+            prefixes: the keys and values of the first tokens that all sequences of the whole batch share.
         """
         ...
 
@@ -82,10 +84,11 @@ class HeadNetwork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImplicitNetwork:
-    """Two language models: the score of a turn is the sum of beta * log(pi / pi_ref) over its action tokens.
+    """Two language models: ``model``, which is trained, and ``reference``, the model before the training.
 
-    The score of a trace is the sum of the scores of its turns. This is the reward of iStar (arXiv:2509.19199). PRIME
-    (arXiv:2502.01456) gives each token its own log ratio.
+    Let p be the probability of an action token by ``model``, and p_ref by ``reference``. The score of a turn is the sum
+    of beta * log(p / p_ref) over the action tokens of the turn, as in iStar (arXiv:2509.19199). In PRIME
+    (arXiv:2502.01456), each token has its own reward. The score of a trace is the sum of the scores of its turns.
     """
 
     model: PreTrainedModel
@@ -116,9 +119,9 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return how ``models`` compute a common prefix of several sequences only once.
+    """Return the settings of prefix sharing: equal first tokens of several sequences are computed only once.
 
-    Return None if a model is small, or cannot read trees of tokens.
+    Return None if one of ``models`` has fewer than ``LARGE_MODEL`` parameters or cannot read trees of tokens.
     """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
@@ -147,8 +150,9 @@ TurnLoss = Callable[[Tensor], Tensor]
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
     """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
 
-    The loss L can compare traces of different micro-batches. With several micro-batches, first compute all scores
-    without a gradient, then dL/dscore. Then repeat each pass with the loss sum(score * dL/dscore).
+    The loss L can compare traces of different micro-batches, so L needs the scores of the whole batch. If the batch has
+    more than ``micro_tokens`` tokens, first compute all scores without a gradient, and dL/dscore from these scores.
+    Then repeat the pass of each micro-batch with the loss sum(score * dL/dscore).
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)
@@ -173,7 +177,7 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
 def trace_loss(
     network: Network, packed: PackedTraces, targets: Tensor, groups: Sequence[object], kind: Kind, loss: LossName
 ) -> TurnLoss:
-    """Return the loss of a batch of R traces, as a function of the scores (S,) of all turns.
+    """Return the loss function of a batch of R traces. The loss function takes the scores (S,) of all turns.
 
     Args:
         targets: (R,) the reward for the loss "regression", otherwise 1 for a success and 0 for a failure.
@@ -200,9 +204,10 @@ def trace_loss(
 
 
 def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> Tensor:
-    """Return the mean of -log sigmoid(s_i - s_j) over all pairs of traces in one group with target_i > target_j.
+    """Return the mean of -log sigmoid(score_i - score_j) over all pairs (i, j) of traces.
 
-    All arguments have one entry per trace. Without a pair, the result is 0.
+    A pair is two traces of one group with target_i > target_j. Without a pair, the result is 0. Each argument has one
+    entry per trace.
     """
     number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
     group = torch.tensor([number[one] for one in groups])  # (R,)
@@ -215,7 +220,8 @@ def bradley_terry(scores: Tensor, targets: Tensor, groups: Sequence[object]) -> 
 class RewardModel:
     """A trained reward model.
 
-    ``kind`` determines what the score of a turn means. ``implicit_reward`` is used only for the kind "implicit".
+    ``kind`` is the form of the reward (see :class:`RewardModelConfig`). ``implicit_reward`` is used only for the kind
+    "implicit".
     """
 
     network: Network

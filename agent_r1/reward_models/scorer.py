@@ -57,7 +57,7 @@ class RewardModelScorer:
 
 
 def _rises(values: Iterable[float]) -> tuple[float, ...]:
-    """Return V_k - V_(k-1) for each of the values V_1, V_2, .., with V_0 = 0."""
+    """Return the differences (V_1, V_2 - V_1, V_3 - V_2, ..) of the values (V_1, V_2, V_3, ..)."""
     return tuple(after - before for before, after in pairwise((0.0, *values)))
 
 

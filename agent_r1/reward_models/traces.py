@@ -34,17 +34,18 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class TraceSplit:
-    """Traces for training and held-out traces. No task is in both parts."""
+    """Traces in two parts: for training, and held out. All traces of one task are in the same part."""
 
     training: tuple[Trace, ...]
     held_out: tuple[Trace, ...]
 
 
 def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
-    """Return the attempts in ``runs`` that have the reward and a status that allows training.
+    """Return the attempts in ``runs`` with the value of one reward. Attempts without this value, or with a status that
+    does not allow training, are left out.
 
-    ``reward`` is "" for the weighted sum of all rewards. Raise InvalidInput if no attempt has this reward, or if the
-    policy saw images.
+    ``reward`` is the name of the reward, or "" for the weighted sum of all rewards. Raise InvalidInput if no attempt is
+    left, or if the policy saw images.
     """
     traces: list[Trace] = []
     names: set[str] = set()
@@ -148,7 +149,7 @@ def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:
 
 
 def with_contrast(traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return the traces of groups with different targets: a loss over pairs cannot use other groups."""
+    """Return the traces without the groups in which all targets are equal. A loss over pairs cannot use such groups."""
     targets: dict[object, set[float]] = {}
     for trace in traces:
         targets.setdefault(trace.group, set()).add(trace.target)

@@ -42,7 +42,7 @@ WARMUP = 0.1
 """The share of the optimizer steps in which the learning rate rises."""
 
 BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
-"""The decay rates of AdamW's moments, and the maximum norm of a gradient, as in the trainer."""
+"""The decay rates of AdamW's moments, and the maximum norm of the gradient (gradient clipping), as in the trainer."""
 
 SCORED_AT_ONCE = 256
 
@@ -122,7 +122,10 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return (reward model in float32, reward model that computes in ``config.dtype``, the weights of both)."""
+    """Return two reward models with equal weights, and the weights.
+
+    The first reward model is in float32. The second reward model computes in ``config.dtype``.
+    """
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
         sharing = find_sharing(head.compute.backbone)
@@ -144,8 +147,9 @@ def _fit(
     config: RewardModelConfig,
     say: Callable[[str], None],
 ) -> tuple[float, ...]:
-    """Train ``model`` on ``traces``, and return the mean loss of each epoch. ``model`` computes with a copy of
-    ``weights``.
+    """Train a reward model on ``traces``, and return the mean loss of each epoch.
+
+    The optimizer changes the float32 weights in ``weights``. After each step, ``model`` gets the new weights.
     """
     groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
     optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
@@ -187,7 +191,8 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    The sign of each baseline is chosen on the traces for training, so that a larger value means success.
+    A score in ``BASELINES`` can be large for failures. So the sign of each score is chosen on the traces for training:
+    then a larger value means success.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

@@ -23,10 +23,11 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class CgroupVersion:
-    """The file names of a cgroup version.
+    """The names of the files that control a cgroup. They differ between the cgroup versions 1 and 2.
 
-    ``limits`` are written in this order. The first file must exist. ``events`` counts the processes killed because of
-    the memory limit.
+    Attributes:
+        limits: the files to which the memory limit is written, in this order. The first file must exist.
+        events: the file that counts the processes killed because of the memory limit.
     """
 
     limits: tuple[str, ...]
@@ -93,7 +94,7 @@ def make_cgroup(memory: int) -> Cgroup | None:
 
 
 def clear_stale_cgroups() -> None:
-    """Remove the empty cgroups of processes that no longer exist."""
+    """Remove the empty cgroups that earlier processes made and left behind."""
     for parent, _ in _parents():
         for path in parent.glob("agent-r1-*"):
             match = _NAME.fullmatch(path.name)
@@ -116,7 +117,10 @@ def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
 
 
 def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
-    """Write the memory limit, in bytes, to the files of a cgroup. Return whether the required first file exists."""
+    """Write the memory limit, in bytes, to each file of ``version.limits`` that exists in the folder of the cgroup.
+
+    Return whether the first file of ``version.limits`` exists.
+    """
     # Some kernels create only some of the files.
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:

@@ -17,5 +17,5 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that lets at most MAX_CONCURRENT blocks run at the same time in an event loop."""
+    """Return a context manager. At most MAX_CONCURRENT of its ``with`` blocks run at the same time in an event loop."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

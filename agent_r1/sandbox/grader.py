@@ -1,11 +1,11 @@
-"""Grade a candidate (untrusted code with functions) so that it cannot forge the verdict.
+"""Grade a candidate (untrusted code with functions) so that the candidate cannot forge the verdict.
 
 The tests and the candidate run in two sandboxed processes that exchange only plain data. The candidate's process never
 gets the tests. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for
 this run.
 
-If the tests call a function with an argument that would arrive as a different value, there is no verdict. A candidate
-cannot prevent a verdict in this way: each value that a candidate returns can be sent back unchanged.
+If the tests call a function with an argument that would reach the candidate as a different value, there is no verdict.
+A candidate cannot cause this: each value that the tests receive from a candidate can be sent back unchanged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict for a candidate that did not pass. ``passed`` is None if a process could not start."""
+    """Return the verdict for a candidate that did not pass. ``passed`` is None if a process could not start, otherwise
+    False.
+    """
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:
             return Verdict(None, result.error)

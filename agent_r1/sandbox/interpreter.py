@@ -14,8 +14,8 @@ from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus
 class Interpreter:
     """An interpreter that runs pieces of code (cells) in one process. The caller has to close it.
 
-    The process starts with the first cell. A cell that times out or ends the process fails. The next call starts a
-    fresh process without the earlier variables, and sets ``restarted`` in its result.
+    The process starts with the first cell. A cell fails if it times out or ends the process. Then the next call starts
+    a fresh process without the earlier variables, and ``restarted`` is True in the result of this call.
 
     Example:
         interpreter = sandbox.interpreter()

@@ -59,7 +59,8 @@ class Confinement:
     def spare_user(self) -> bool:
         """Whether each program runs under a user id of its own, which no user of this machine has.
 
-        This needs a trainer that runs as root. Otherwise, each program runs in a user namespace.
+        Only a trainer that runs as root can use such ids. If the trainer does not run as root, each program runs in a
+        user namespace.
         """
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
@@ -134,7 +135,8 @@ class Confinement:
     def _host_files(self) -> Iterator[str]:
         """Yield the bubblewrap options that show the file system of the host, for tests without the layer FILES.
 
-        From private folders of the host, a program with a spare user id sees only the paths that the program needs.
+        A private folder of the host cannot be read by all users. A program with a user id of its own (see
+        :attr:`spare_user`) sees only the paths in private folders that the program needs.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
@@ -177,9 +179,9 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user of this machine has; 65534 if this user namespace has none.
+    """Return a user id that no user of this machine has. Each call returns a different id.
 
-    Each call returns a different id. After ``_UIDS_PER_TRAINER`` calls, the ids repeat.
+    After ``_UIDS_PER_TRAINER`` calls, the ids repeat. If this user namespace does not contain the id, return 65534.
     """
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER

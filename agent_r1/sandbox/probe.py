@@ -58,7 +58,9 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Attack this machine from a process with the isolation ``layers``. Return all layers that did not block an attack.
+    """Attack every isolation layer, in a process with the isolation ``layers``. Return the layers that were broken.
+
+    A layer that is not in ``layers`` is attacked too, and the result contains it if it is broken.
 
     Raise InvalidInput if the probe does not run to its end.
     """

@@ -45,7 +45,7 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Store at most one chunk of the available output. Return False if there is none."""
+        """Read and store at most one chunk of output. Return False if no output is available."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -55,7 +55,10 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since the last ``take``. The output is complete only after the worker's report."""
+        """Return the output since the last ``take``.
+
+        Output can be missing until the worker reports the program's end.
+        """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
@@ -82,8 +85,7 @@ class SandboxProcess:
             self._loop.add_reader(stream.source, self._on_output, stream)
 
     async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
-        """Run source code and return the result. If ``alive`` of the result is False, the process cannot be used any
-        more.
+        """Run source code and return the result. If ``result.alive`` is False, the process accepts no further call.
 
         A "cell" keeps its variables for later cells, and prints the value of its last expression. A "program" runs as a
         whole.
@@ -128,7 +130,10 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request, and wait until the worker is ready. Return None, or the error if the worker cannot start."""
+        """Send a request. After the first request, wait until the worker has started.
+
+        Return None, or the reason if the worker does not start.
+        """
         # The worker reads the request only after it has dropped its privileges.
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -191,7 +196,7 @@ class SandboxProcess:
     async def _exit_status(self) -> str:
         """Return the exit status of the process as text: "exit status 1", or the name of a signal, such as "SIGKILL".
 
-        If the process still runs, kill the process and return "it closed its line".
+        If the process closed its connection, but still runs, kill the process and return "it closed its line".
         """
         # Bubblewrap reports signal N as the exit status 128 + N.
         try:
@@ -216,7 +221,8 @@ async def run_program(
 ) -> ExecutionResult:
     """Run a whole program in a process of its own, and return the result.
 
-    The new process inherits the socket ``connection`` with the same file descriptor. The caller's socket is closed.
+    The new process inherits the socket ``connection`` under the same file descriptor. This function closes the caller's
+    socket.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:
@@ -234,8 +240,8 @@ async def start_process(
 ) -> SandboxProcess | ExecutionResult:
     """Start a process in the sandbox. If the process cannot be created, return a result with the reason.
 
-    If the new process ends before it is ready, its first :meth:`SandboxProcess.call` reports this. ``descriptors`` are
-    file descriptors that the process inherits under the same numbers.
+    If the new process ends before it is ready, the first :meth:`SandboxProcess.call` returns a result with the reason.
+    The process inherits the file descriptors ``descriptors`` and keeps their numbers.
     """
     try:
         return await _spawn(confinement, stdin, descriptors)

@@ -32,7 +32,7 @@ def find_unconfined_sandbox() -> str | None:
 def sandbox_level(declaration: object) -> str | None:
     """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``.
 
-    A declaration is a Sandbox or a text. For any other value, return None.
+    ``declaration`` is a Sandbox, or a text, which is returned unchanged. For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -40,9 +40,9 @@ def sandbox_level(declaration: object) -> str | None:
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text; None for None.
+    """Return the isolation that a tool or an environment declares, as text; None if ``declaration`` is None.
 
-    Raise InvalidInput if the declaration is neither a Sandbox, nor text, nor None.
+    Raise InvalidInput if ``declaration`` is neither a Sandbox, nor text, nor None.
     """
     level = sandbox_level(declaration)
     if declaration is not None and level is None:

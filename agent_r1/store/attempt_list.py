@@ -13,7 +13,10 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
-"""superseded: the attempt became invalid when the run was resumed. pending: the attempt has no fate so far."""
+"""What became of an attempt: an optimizer step trained or dropped it, it is superseded, or it is still pending.
+
+A superseded attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
+"""
 
 AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
 """The column by which a list of attempts is sorted. "credit" is the sum of the advantages of an attempt's tokens."""
@@ -42,7 +45,8 @@ class AttemptFilter:
         reward_below: the reward is below this number.
         reward_from: the reward is at least this number.
         reward_to: the reward is at most this number.
-        text: this text occurs in the attempt's id or in one of its recorded reasons. Case is ignored.
+        text: this text occurs in the attempt's id, in the reason of its status or in the reason of its fate. Case is
+            ignored.
         recorded: whether the attempt has token records (:class:`TokenRecord`).
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """

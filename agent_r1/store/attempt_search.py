@@ -1,4 +1,4 @@
-"""Read a page of a list of attempts, or search in the conversations of a list."""
+"""Read a page of a list of attempts. The list can be limited to attempts whose conversations contain a text."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]
 
 
 def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
-    """Return a function that finds ``text`` in a string or in a packed document (see :func:`pack_document`).
+    """Return a function that returns whether a string or a packed document contains ``text``. Case is ignored.
 
-    Case is ignored.
+    A packed document is a result of :func:`pack_document`.
     """
     wanted = text.casefold()
     # Documents are ASCII JSON, in which letters outside ASCII are escapes whose case cannot be compared.
@@ -178,7 +178,7 @@ _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Yield every text in a document, without field names and without the values of ``_STRUCTURE``."""
+    """Yield every text in a JSON value, except the names of fields and the values of the fields in ``_STRUCTURE``."""
     if isinstance(document, str):
         yield document
     elif isinstance(document, list):

@@ -93,7 +93,7 @@ def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode a message, including the raw text of calls, which the OpenAI format lacks.
+    """Encode a message. Unlike the OpenAI format, the result contains the raw text of each call.
 
     Example:
         {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}

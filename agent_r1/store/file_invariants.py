@@ -32,7 +32,7 @@ def last_step(connection: sqlite3.Connection) -> int:
 def last_checkpoint_step(connection: sqlite3.Connection) -> int | None:
     """Return the step of the last saved checkpoint, or None.
 
-    If the run was resumed from step 20, an older checkpoint of step 30 does not count.
+    A checkpoint of step 30 no longer counts after the run was resumed from step 20.
     """
     sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
               WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
@@ -63,7 +63,8 @@ def check_checkpoint(connection: sqlite3.Connection, checkpoint: Path) -> Manife
 class RunFiles:
     """The files of a run.
 
-    While a run trains, list the files before reading the database. The database is then at least as new as the files.
+    If a run is still training, list its files first and read its database afterwards. The database is then not older
+    than the files.
 
     Attributes:
         checkpoints: the folders of the checkpoints, newest first.
@@ -95,7 +96,8 @@ def _inode(folder: Path) -> int | None:
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    A checkpoint that a run in progress removes during the check is skipped.
+    If training continues during the check, it can remove an old checkpoint. No message is yielded for a removed
+    checkpoint.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -144,7 +146,9 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file is unreadable or is not the configuration with which the run began."""
+    """Yield a message if the configuration file cannot be read, or differs from the configuration of the first start
+    of the run.
+    """
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
     try:
@@ -155,8 +159,9 @@ def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[
 
 
 def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if ``seal.json`` is unreadable, or if its seal (a hash of the run's rows) is not in
-    the database.
+    """Yield a message if ``seal.json`` cannot be read, or if the database contradicts the seal in ``seal.json``.
+
+    A seal is a hash of one row and all earlier rows.
     """
     if files.seal is None:
         return
@@ -169,10 +174,10 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 
 
 def last_closed_row(files: RunFiles) -> int:
-    """Return the number of the last row that a seal outside of the database covers; 0 if there is no such seal.
+    """Return the number of the last row whose seal is in ``seal.json`` or in a manifest; 0 if there is no such seal.
 
-    A seal is a hash of one row and all rows before it. It is in ``seal.json`` or in a manifest. All these files must be
-    valid.
+    A seal is a hash of one row and all earlier rows. ``seal.json`` and the manifests of the checkpoints and of the
+    model must be valid.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]
@@ -181,9 +186,10 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a warning if the run is complete, but neither ``seal.json`` nor a manifest covers its last rows.
+    """Yield a warning if the run is complete, but the seal of its last row is neither in ``seal.json`` nor in a
+    manifest.
 
-    Each of these files has a seal: a hash of one row and all rows before it.
+    The seal of a row is a hash of this row and all earlier rows.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):  # only a warning: a run that is killed at its very end leaves no seal file

@@ -51,7 +51,10 @@ def run_argument(folder: Path) -> str:
 
 
 def path_argument(file: Path) -> str:
-    """Return the path of a file for the command line, quoted for the shell; relative inside the working directory."""
+    """Return the path of a file for the command line, quoted for the shell.
+
+    The path is relative if the file is in the working directory.
+    """
     return shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
 
 

@@ -143,7 +143,7 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the seal of the last row (a hash of all rows) from the table ``head``.
+    """Return the seal in the table ``head``: the number of the last row of the run, and a hash of all rows.
 
     Raises sqlite3.DatabaseError if the table does not hold exactly one seal.
     """
@@ -154,7 +154,10 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the seal of the last row (a hash of all rows) of a run; None if the file ``database`` does not exist."""
+    """Return the last seal of a run: the number of its last row, and a hash of all rows.
+
+    Return None if the file ``database`` does not exist.
+    """
     if not database.exists():
         return None
     with closing(connect_reader(database)) as connection:

@@ -87,8 +87,8 @@ class SegmentStart:
 class RunReader:
     """A reader of the attempts, metrics and events of a run.
 
-    Rows that became invalid when the run was resumed from a checkpoint are left out, except log events. Attempts,
-    trajectories and fates are returned in the order in which the attempts were started.
+    If the run was resumed from a checkpoint, records that became invalid are left out. Log events are never left out.
+    Attempts, trajectories and fates (trained or dropped) are returned in the order in which the attempts were started.
 
     Raises:
         InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
@@ -126,7 +126,7 @@ class RunReader:
     def last_checkpoint_step(self) -> int | None:
         """Return the step of the last saved checkpoint, or None.
 
-        If the run was resumed from step 20, an older checkpoint of step 30 does not count.
+        A checkpoint of step 30 no longer counts after the run was resumed from step 20.
         """
         return last_checkpoint_step(self._connection)
 
@@ -234,7 +234,7 @@ class RunReader:
         return _totals(self._rows(sql))
 
     def revision(self) -> int:
-        """Return the index of the last row of the run, which grows with every record. So a change can be noticed."""
+        """Return the number of the last row of the run. If this number has not changed, the run has not changed."""
         return int(next(self._rows("SELECT row FROM head"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
@@ -279,7 +279,7 @@ class RunReader:
         return {step: decode_number(value) for step, value in self._rows(sql, name)}
 
     def segments(self) -> tuple[SegmentStart, ...]:
-        """Return the first start of the run and each resumed start, in order."""
+        """Return the start of each segment (a stretch of training without a stop), oldest first."""
         rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
         return tuple(SegmentStart(*row) for row in rows)
 

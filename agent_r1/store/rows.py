@@ -56,7 +56,7 @@ Values = tuple[Any, ...]
 
 
 class Rows(NamedTuple):
-    """Rows for one table. Each row has the values of all columns after ``id`` and ``seal``, in the schema's order."""
+    """Rows for one table. A row has a value for each column of the table except ``id`` and ``seal``, in order."""
 
     table: str
     values: Sequence[Values]
@@ -98,12 +98,12 @@ def decode_reward(value: float | str | None) -> RewardValue:
 def event_rows(
     event: Event, segment: int, reward_weights: Mapping[str, float], connection: sqlite3.Connection
 ) -> Iterator[Rows]:
-    """Yield the rows that record one event.
+    """Yield the rows that record one event, by table.
 
     Args:
         segment: the segment (a stretch of training without a stop) of the event.
         reward_weights: the weight of each reward, by name. A reward without an entry has weight 1.
-        connection: the database, which must already hold the rows of all earlier events.
+        connection: the database. The rows of all earlier events must already be in the database.
     """
     match event:
         case AttemptStarted(attempt, split, version):
@@ -140,7 +140,7 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    With None, the insertion of a row about the attempt fails, because the attempt id must not be null.
+    The database refuses a row with None as its attempt, so nothing can be recorded about an attempt before its start.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

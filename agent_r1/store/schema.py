@@ -27,7 +27,7 @@ KEYS: Mapping[str, Sequence[str]] = {
     "metrics": ("segment", "step", "name"),
     "events": ("segment", "kind"),
 }
-"""For each table, the columns that identify a row in messages to users."""
+"""For each table, the columns that identify a row. Messages to users name a row by the values of these columns."""
 
 # - id: the number of a row. The rows of all tables are numbered together, in the order in which they were written.
 # - seal: see ledger.py. The table head contains the seal of the last row. No other row than the row of head changes.

@@ -83,8 +83,9 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 
 
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
-    """Return (tool results, version spans) from the stored content of a turn. Damage raises one of
-    ``DECODING_ERRORS``.
+    """Return the tool results of a turn, and which policy version sampled which tokens, from the turn's stored content.
+
+    If the content is damaged, raise one of ``DECODING_ERRORS``.
     """
     action, observation, results, version_spans, (_call_ends, _calls_with_rewards), state, media = unpack_document(
         content

@@ -26,8 +26,8 @@ class VerificationReport:
     Attributes:
         attempts: the number of attempts by fate.
         rows: the number of rows in the database.
-        not_closed: the number of rows at the end of the database that no seal in another file covers. A seal is a hash
-            of a row and all earlier rows. 0 if there are violations.
+        not_closed: the number of rows after the last row whose seal is in ``seal.json`` or in a manifest. A seal is a
+            hash of a row and all earlier rows. If there are violations, this number is 0.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
     """
@@ -67,7 +67,7 @@ def verify(folder: Path) -> VerificationReport:
 
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of a damaged file. Python raises UnicodeDecodeError if a message of SQLite quotes damaged text."""
+"""The errors that reading a damaged database raises. UnicodeDecodeError: SQLite's error message has damaged text."""
 
 
 def _decode_text(text: bytes) -> str:
@@ -110,7 +110,9 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield a line if the schema is changed. Otherwise, check the pages and the rows, with a line for each damage."""
+    """Yield one line if the schema is changed. Otherwise, yield one line if pages are damaged, and one line if rows
+    are changed.
+    """
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:

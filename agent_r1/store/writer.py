@@ -26,7 +26,9 @@ LOCKS = Path("/proc/locks")
 
 
 class RunWriteError(AgentR1Error):
-    """Raised if events cannot be recorded: they contradict the database, or the disk failed."""
+    """Raised if events cannot be recorded: the disk failed, or an event was refused (such as a second end of an
+    attempt).
+    """
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class RunWriter:
 
     The start of an attempt must be recorded before other events about the attempt. An attempt finishes at most once and
     gets at most one fate. A ``record`` call that violates these rules raises RunWriteError and records nothing. After a
-    failed commit, all later events are refused. So the disk holds exactly the events for which ``record`` returned.
+    failed commit, all later events are refused. So the disk holds exactly the events of the ``record`` calls that
+    raised no error.
 
     Only one process can write a run at a time.
 
@@ -73,7 +76,9 @@ class RunWriter:
         )
 
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
-        """Start a new segment (see :func:`agent_r1.store.segment.open_segment`), before any event is recorded.
+        """Start a new segment (a stretch of training without a stop) from ``step``. Call it before recording events.
+
+        See :func:`agent_r1.store.segment.open_segment`.
 
         Raises:
             InvalidInput: if the run never reached ``step``.
@@ -132,7 +137,7 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of one ``record`` call. If an event is refused, append no row and return the error."""
+        """Append the rows of all ``events``. If an event is refused, append no row and return the error."""
         try:
             with self._ledger.savepoint():
                 for event in events:

@@ -98,10 +98,10 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
-    """Return whether user code raised ``error`` on its own. ``error`` was caught in the asyncio task ``task``.
+    """Return whether user code raised ``error``. ``error`` was caught in the asyncio task ``task``.
 
-    The result is False for the cancellation of ``task``, a KeyboardInterrupt that a signal caused, and a GeneratorExit
-    that the event loop raises at its end.
+    The result is False for a cancellation of ``task``, for a KeyboardInterrupt by a signal, and for the GeneratorExit
+    at the end of the event loop.
     """
     match error:
         case asyncio.CancelledError():
@@ -117,8 +117,8 @@ def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bo
 def is_interrupt(error: KeyboardInterrupt) -> bool:
     """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
 
-    Outside of the main thread, the result is False. In the main thread, with Python's default handler of SIGINT, the
-    result is True, because the traceback does not show the origin.
+    Outside of the main thread, the result is False, because only the main thread receives signals. In the main thread,
+    if the handler of SIGINT is Python's default handler, the origin of ``error`` is not known, and the result is True.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

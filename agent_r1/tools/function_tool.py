@@ -66,9 +66,9 @@ class Tool:
         default_timeout: float = DEFAULT_TIMEOUT,
         resources: Resources | None = None,
     ) -> ToolResult:
-        """Run one call and return its result. Only a cancellation or an interrupt is raised.
+        """Run one call and return its result. An error becomes a result whose text explains the error to the agent.
 
-        Any other error becomes a result whose text explains the error to the agent.
+        Only a cancellation and an interrupt, such as Ctrl-C, are raised.
 
         Args:
             arguments: the arguments that the policy sent. This method validates them.

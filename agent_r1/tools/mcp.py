@@ -39,7 +39,7 @@ START_SECONDS = 30.0
 """The time limit for starting a server or connecting to a server, in seconds."""
 
 OPEN_SECONDS = 60.0
-"""The time that a call can wait for its connection, in seconds, before its own time limit begins."""
+"""The time that a call can wait for its connection, in seconds. The time limit of the call begins after the wait."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
 """The environment variable with the seed of the episode, for a server process of one episode."""
@@ -210,7 +210,7 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Keep the connection open until :meth:`close` is called. ``_client`` gets the client or an error."""
+        """Keep the connection open until :meth:`close` is called. The future ``_client`` gets a client or an error."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -260,7 +260,7 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return the text without ``values``, without the words in ``values``, and without credentials in addresses.
+    """Return the text without each value, without each single word of a value, and without credentials in addresses.
 
     Values and words with fewer than ``_MIN_SECRET`` characters are kept.
     """
@@ -279,7 +279,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Lease:
-    """A connection that one episode uses. At the end of the episode, ``release`` is called with the connection."""
+    """A connection that one episode uses. At the end of the episode, :meth:`close` calls ``release(connection)``."""
 
     connection: _Connection
     release: Callable[[_Connection], Any]
@@ -306,7 +306,7 @@ class _SharedState:
 
 
 class _Shared:
-    """An ``Opener`` of one connection for all episodes of an event loop. It replaces an unusable connection."""
+    """An ``Opener`` of one connection that all episodes of an event loop share. An unusable connection is replaced."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -347,9 +347,10 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert the SDK's result of a call to a ToolResult, with the structured content of the SDK's result as ``data``.
+    """Convert the SDK's result of a call to a ToolResult. Structured content becomes ``data`` of the ToolResult.
 
-    If there is only structured content, this content also becomes the text, as JSON.
+    If the result has structured content and no other content, the text of the ToolResult is the structured content as
+    JSON.
     """
     try:
         parts = tuple(part for block in result.content for part in _convert_block(block))

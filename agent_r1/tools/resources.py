@@ -57,8 +57,8 @@ class Resources:
     async def get(self, opener: Opener[_R]) -> _R:
         """Return the resource of ``opener`` in this episode. The first call opens the resource.
 
-        The opening continues if the call is cancelled or times out. If the opening fails, every call raises the error
-        of the opening.
+        If the first call is cancelled or times out, the resource is still opened, for later calls. If opening the
+        resource fails, the first call and all later calls raise the same error.
 
         Raises:
             RuntimeError: if the episode has ended.

@@ -110,7 +110,7 @@ def validation_errors(result: ToolResult) -> Iterator[str]:
 
 
 def part_errors(parts: Sequence[object]) -> Iterator[str]:
-    """Yield a reason for each element of ``parts`` that is no valid content part."""
+    """Yield a message for each element of ``parts`` that is neither an Image nor a Text with a string."""
     for part in parts:
         if not isinstance(part, Image) and not (isinstance(part, Text) and isinstance(part.text, str)):
             yield f"it has {describe_type(part.text if isinstance(part, Text) else part)} where text belongs"

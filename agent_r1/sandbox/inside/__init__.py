@@ -1,1 +1,2 @@
-"""Code that runs inside the sandbox. These files are run as scripts or sent as text, and import no package."""
+"""Code that runs inside the sandbox. These files are run as scripts or sent as text, and import only Python's standard
+library."""

@@ -1,9 +1,9 @@
 """The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
 
-Values are sent as JSON. Plain values, dates and containers are sent as data, and types and pure functions by name. A
-subclass becomes the plain type, because its objects could claim to equal every value. Any other object stays in its
-process, and only the object's index is sent. Each process creates the received values itself, from a fixed list of
-types.
+Values are sent as JSON. Plain values, dates and containers are sent as data, and types and pure functions by name. An
+object of a subclass becomes an object of the plain type, because a subclass can define an ``__eq__`` that is always
+true. Any other object stays in its process, and only the object's index is sent. Each process creates the received
+values itself, from a fixed list of types.
 """
 
 import builtins
@@ -60,7 +60,7 @@ class AlteredArgument(Exception):
 
 
 def encode_exactly(value: Any) -> Any:
-    """Return a value as JSON data. Raise AlteredArgument if a different value would arrive."""
+    """Return a value as JSON data. Raise AlteredArgument if the decoded data would not equal the value."""
     if value is None or type(value) is bool:
         return value
     encoder = find_encoder(value)
@@ -71,7 +71,7 @@ def encode_exactly(value: Any) -> Any:
 
 
 Encoder = Callable[[Any, Callable[[Any], Any]], Any]
-"""A function that encodes a value. Its second argument encodes the values inside the value."""
+"""A function ``encode(value, inner)`` that encodes a value. It encodes the elements of a container with ``inner``."""
 
 
 def find_encoder(value: Any) -> Encoder | None:
@@ -121,7 +121,7 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a defaultdict as JSON data; as a plain dictionary if its factory is unknown."""
+    """Return a defaultdict as JSON data; as a plain dictionary if its factory is not in ``FACTORIES``."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
@@ -143,7 +143,7 @@ class LazyType:
         self.module, self.name = module, name
 
     def resolve(self) -> Any:
-        """Return the type; () if its module is not imported, so that ``isinstance`` is false."""
+        """Return the type, or () if its module is not imported. ``isinstance(value, ())`` is False for every value."""
         return vars(sys.modules[self.module]).get(self.name, ()) if self.module in sys.modules else ()
 
 
@@ -165,7 +165,7 @@ ITERATORS = (
     *(itertools.pairwise, itertools.permutations, itertools.product, itertools.starmap, itertools.takewhile),
     itertools.zip_longest,
 )
-"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` can be endless."""
+"""Iterators that end if their input ends. ``count``, ``cycle`` and ``repeat`` are left out: they can be endless."""
 
 KEYS, VALUES, ITEMS = type(EMPTY.keys()), type(EMPTY.values()), type(EMPTY.items())
 
@@ -194,7 +194,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Pairs (type, encoder) that are tried before ENCODERS: dict in ENCODERS would also match a Counter."""
+"""Pairs (type, encoder), tried before ENCODERS. Otherwise, a Counter would be encoded as its parent type dict."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),
@@ -221,7 +221,7 @@ UNCHANGED: frozenset[Any] = frozenset(
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:
-    """Return the value that ``data`` encodes. ``{"kept": 3}`` is ``kept(3)``, an object of this process."""
+    """Return the value that ``data`` encodes. ``{"kept": 3}`` encodes ``kept(3)``, an object kept in this process."""
     if not isinstance(data, dict):
         return data
     ((name, inner),) = data.items()
@@ -308,7 +308,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run the candidate's source, then execute the calls of its functions that the tests' process requests."""
+    """Run the candidate's source. Then call a function of the candidate for each request from the tests' process."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -379,7 +379,7 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def make_exception(reply: dict[str, Any]) -> Exception:
-    """Return a builtin exception of the candidate's type, or of the nearest builtin parent type.
+    """Return an exception of the type that the candidate raised, or of the nearest builtin parent type.
 
     SystemExit would end the process of the tests, and StopIteration would end a loop. Both become RuntimeError.
     """

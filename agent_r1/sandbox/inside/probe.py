@@ -1,8 +1,8 @@
-"""Attacks on each isolation layer, attempted inside the sandbox before its first use.
+"""Attacks on each isolation layer, run inside the sandbox before the first use of the sandbox.
 
-An attack was blocked if its function raises an exception or returns False. ``targets`` has the path of a file outside
-the sandbox ("secret"), an open port outside the sandbox ("port"), and each limit. tests/sandbox/attacks.py has all
-attacks.
+Each attack is a function. The attack was blocked if the function raises an exception or returns False. The argument
+``targets`` has the path of a file outside the sandbox ("secret"), an open port outside the sandbox ("port"), and the
+limits by name, such as "memory". tests/sandbox/attacks.py has more attacks.
 """
 
 import ctypes

@@ -62,7 +62,7 @@ def run_program(source: str, name: str, names: dict) -> None:
 
 
 def end_program() -> None:
-    """Wait for threads and call the exit functions, as Python does at the end of a program."""
+    """Wait for threads and call the functions registered with ``atexit``, as Python does at the end of a program."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     if "atexit" in sys.modules:
@@ -82,7 +82,10 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run source code and return its report as (letter, text). The text is the error, or "".
+    """Run source code and return a report (letter, text).
+
+    The letter is ``o`` if the code succeeded, ``m`` if it ran out of memory, and ``e`` if it raised another error. The
+    text is the error, or "".
 
     ``kind`` is ``c`` for a cell, ``p`` for a whole program. ``name`` is the file name in tracebacks. ``names`` are the
     global variables.
