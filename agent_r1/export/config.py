@@ -23,12 +23,13 @@ class ExportConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     format: ExportFormat = "model"
-    """The format: model (a Hugging Face folder with a model card), adapter (LoRA, for peft), trajectories (Parquet, for
-    datasets), openai (messages, tools and rewards as JSON lines), or metrics (CSV and JSON lines)."""
+    """The format: ``model`` (a Hugging Face folder with a model card), ``adapter`` (LoRA, for peft), ``trajectories``
+    (Parquet, for datasets), ``openai`` (messages, tools and rewards as JSON lines), or ``metrics`` (CSV and JSON
+    lines)."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """The weights to export, for the formats model and adapter. best: the best step by validation; without a
-    validation, the last step. last: the newest checkpoint. A number: the checkpoint of this step."""
+    """Which weights are exported as a model or an adapter: "best" (the best step by validation or, if there was no
+    validation, the last step), "last" (the newest checkpoint), or a number (the checkpoint of this step)."""
 
     split: str | None = None
     """Only trajectories of tasks in this split."""
@@ -46,7 +47,7 @@ class ExportConfig(BaseModel):
     """Only trajectories that ended with this status, for example completed."""
 
     fate: Literal["trained", "dropped", "pending"] | None = None
-    """Only trajectories that were trained, dropped, or have no fate yet (pending)."""
+    """Only trajectories with this fate: ``trained``, ``dropped``, or ``pending`` (not yet trained or dropped)."""
 
     push: str = ""
     """Repository on the Hugging Face Hub (OWNER/NAME) to which the folder is uploaded. A new repository is private,

@@ -44,7 +44,8 @@ def export_run(
 ) -> ExportReport:
     """Export a run to the folder ``out``. The folder appears complete or not at all.
 
-    ``force`` replaces an earlier export. ``public`` makes a new repository on the hub public.
+    With ``force``, an earlier export is replaced. If the upload creates a repository on the hub, the repository is
+    public if ``public`` is true, and private otherwise.
 
     Raises:
         InvalidInput: ``out`` exists, a setting has no effect with the format, or the run does not have the selected

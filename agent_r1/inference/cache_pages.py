@@ -74,9 +74,9 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    With the native decoder, a sequence can be removed and computed again later, because its keys and values get the
-    same bits. So sequences share all pages. In PyTorch, a prefill and a decode step give different bits. So each
-    session takes the pages of a whole context.
+    With the native decoder, prefill and decode steps give bit-equal keys and values. So a session takes only the pages
+    that its tokens need: if no page is free, an unfinished sequence is removed, and computed again later. In PyTorch,
+    prefill and decode steps give different bits. So each session takes the pages of a whole context from the beginning.
 
     Args:
         context: the maximum number of tokens of a sequence.

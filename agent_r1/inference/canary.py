@@ -32,8 +32,8 @@ NUM_NEXT = 32
 """The number of most likely next tokens that the trainer stores for each prompt."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt. All must be among the trainer's
-``NUM_NEXT``."""
+"""The number of most likely next tokens that a server returns for each prompt. All these tokens must be among the
+``NUM_NEXT`` tokens that the trainer stores."""
 
 NUM_SAMPLED = 32
 """The number of tokens that :func:`measure_gap` samples after each prompt."""
@@ -61,10 +61,10 @@ BANDS: Mapping[Dtype, Band] = {
 """The accepted differences, by the data type of the server."""
 
 SAME_CHANGE = 0.25
-"""A factor for the comparison of changes after an update of the weights.
+"""A tolerance for the changes of the log-probabilities in an update of the weights.
 
-An update changes a log-probability by s in the server and by t in the trainer. |s - t| may be at most ``Band.floor``
-plus this factor times the largest |t|.
+The update changes a log-probability by t in the trainer, and by s in the server. The largest |s - t| of all fixed
+prompts may be at most ``Band.floor`` + ``SAME_CHANGE`` * (the largest |t| of all fixed prompts).
 """
 
 
@@ -117,7 +117,7 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, dtype: Dtype) -> bool:
-        """Return whether rounding errors of ``dtype`` explain the gap. NaN is not explained."""
+        """Return whether rounding errors of ``dtype`` explain the gap. If the gap is NaN, return False."""
         band = BANDS[dtype]
         return self.mean <= band.mean and self.largest <= band.maximum
 
@@ -165,9 +165,9 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
 
     Server and trainer agree if rounding errors explain the differences in two comparisons:
 
-    - The log-probabilities of both in ``now``.
-    - The changes of both from ``before`` to ``now``. Most rounding errors cancel out in a change. So a server with old
-      weights is found even after a small optimizer step.
+    - The server's log-probabilities in ``now`` are compared with the trainer's log-probabilities in ``now``.
+    - The server's changes from ``before`` to ``now`` are compared with the trainer's changes. Most rounding errors
+      cancel out in a change. So a server with old weights is found even after a small optimizer step.
 
     If ``before`` is None, only the first comparison is made. ``dtype`` is the data type of the server.
     """

@@ -48,13 +48,13 @@ class VllmConfig(BaseModel):
     """More arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
 
     devices: tuple[str, ...] = ()
-    """GPUs of each server that the run starts, separated by commas, one entry per replica: 1,2 or, with two GPUs per
-    server, 1+2,3+4. The numbers count the GPUs in CUDA_VISIBLE_DEVICES from 0. Empty: the GPUs after the trainer's
-    GPUs."""
+    """GPUs of the servers that the run starts: one entry per server, separated by commas. "1,2" is one GPU for each of
+    two servers, and "1+2,3+4" is two GPUs for each of two servers. The numbers count the GPUs in CUDA_VISIBLE_DEVICES
+    from 0. Without this setting, the servers take the GPUs after the trainer's GPUs."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All servers must be able to read this path. Empty: /dev/shm, or
-    the folder for temporary files if /dev/shm is too small."""
+    """Folder through which the servers get the weights. All servers must be able to read this path. Without this
+    setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
 
     start_seconds: float = Field(default=900.0, gt=0)
     """Time limit for the start of the servers, in seconds."""
@@ -89,8 +89,8 @@ class SglangConfig(BaseModel):
     options that these servers need."""
 
     weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All servers must be able to read this path. Empty: /dev/shm, or
-    the folder for temporary files if /dev/shm is too small."""
+    """Folder through which the servers get the weights. All servers must be able to read this path. Without this
+    setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)
     """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until a later
@@ -118,18 +118,20 @@ class EngineConfig(BaseModel):
     room. A vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. Sequences that do not fit wait. Except with decode_step native, each session
-    takes the memory of a whole context. None: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of
-    the free memory. vLLM servers: their own default."""
+    """Memory for the KV cache, in GiB. If the memory is full, sequences wait. If PyTorch computes the decode steps
+    (see ``engine.decode_step``), each session takes the memory of a whole context. Without this setting, the cache
+    gets: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory; on a vLLM server,
+    the server's own default."""
 
     backend: Backend = "embedded"
-    """Where tokens are generated. embedded: in the process of the run. vllm: on vLLM servers. sglang: on SGLang servers
-    (not tested with real servers yet)."""
+    """Where tokens are generated. ``embedded``: in the process of the run. ``vllm``: on vLLM servers. ``sglang``: on
+    SGLang servers (not tested with real servers yet)."""
 
     decode_step: DecodeStep = "auto"
-    """Implementation of the embedded engine's decode steps: native (C++), torch (PyTorch), or auto. native is compiled
-    on first use, for Llama-like models in float32 on a CPU. auto: native if possible and the model has at most 20
-    million parameters (200 million on AMD processors with AVX-512, with one thread), otherwise torch."""
+    """Implementation of the embedded engine's decode steps: ``native`` (C++), ``torch`` (PyTorch), or ``auto``. The C++
+    code is compiled on first use. It supports Llama-like models in float32 on a CPU. ``auto`` selects ``native`` if the
+    C++ code supports the model, and the model has at most 20 million parameters (200 million on AMD processors with
+    AVX-512, with one thread). Otherwise, ``auto`` selects ``torch``."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""
@@ -191,33 +193,34 @@ class DecodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     method: DecodeMethod = "plain"
-    """Method of sampling actions: plain (the policy alone), token (reweights the most likely tokens), step (chooses
-    among whole actions), smc (resamples parts of actions) or beam (keeps the best conversations); see
+    """Method of sampling actions: ``plain`` (the policy alone), ``token`` (reweights the most likely tokens), ``step``
+    (chooses among whole actions), ``smc`` (resamples parts of actions) or ``beam`` (keeps the best conversations). See
     docs/value_guided_decoding.md."""
 
     critic: str = ""
-    """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run with a critic,
-    such as ppo."""
+    """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm
+    with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
-    """Number of candidates among which the critic's values choose: tokens (method token), actions (step, beam) or
-    particles (smc). 1: plain decoding."""
+    """Number of candidates among which the critic's values choose. The candidates are tokens (if ``decode.method`` is
+    ``token``), actions (``step`` and ``beam``) or particles (``smc``). 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
     """Temperature of the values, in units of the reward: a candidate with the predicted reward Q has the weight exp(Q /
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of all candidates except the first, if actions are sampled greedily: greedy candidates would all be
-    equal. Not used by method token."""
+    """Temperature of all candidates except the first, if the policy samples greedily. At temperature 0, all candidates
+    would be equal. Not used if ``decode.method`` is ``token``."""
 
     segment_tokens: int = Field(default=8, ge=1)
-    """With method token: number of tokens that the policy drafts before the critic's values correct them. With method
-    smc: number of tokens after which each particle (a part of an action) gets a new weight."""
+    """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct
+    them. If ``decode.method`` is ``smc``: the number of tokens after which each particle (a part of an action) gets a
+    new weight."""
 
     beams: int = Field(default=2, ge=1)
-    """With method beam: number of conversations that are kept after each turn. Each is continued by candidates / beams
-    actions."""
+    """If ``decode.method`` is ``beam``: the number of conversations that are kept after each turn. Each conversation is
+    continued by ``decode.candidates`` / ``decode.beams`` actions."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

@@ -103,9 +103,9 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value of the state after each branch. A branch is a continuation of ``context``.
 
-        The first S tokens of the context are cached. The forward pass reads the last C tokens of the context, and then
-        the tokens of the branches as a :class:`TokenTree` with n nodes. The last token of the context is the root of
-        the tree. So the pass reads C - 1 + n tokens.
+        The keys and values of the first S tokens of the context are cached. The forward pass reads the other C tokens
+        of the context and the tokens of the branches. The branches are a :class:`TokenTree` with n nodes. The root of
+        the tree is the last token of the context, which counts in C and in n. So the pass reads C - 1 + n tokens.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

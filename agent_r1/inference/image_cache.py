@@ -1,7 +1,8 @@
-"""Images in the embedded engine: each feature of an image gets a number, and is stored while requests need the image.
+"""Images in the embedded engine. The features of an image are stored while requests need the image.
 
-A negative number replaces each placeholder token of an image, and stands for one feature of the image. Equal images
-have equal numbers. So the KV cache needs no knowledge of images.
+A prompt has one placeholder token for each feature of an image. The engine replaces each placeholder token by a
+negative number, which stands for one feature. Equal images get equal numbers. So the KV cache needs no knowledge of
+images.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from agent_r1.model.vision import (
 
 @dataclass(slots=True)
 class _Entry:
-    """An image that ``users`` unfinished requests need. Its features are None until they are computed."""
+    """An image and its features. ``features`` is None until the features are computed.
+
+    ``users`` is the number of unfinished requests that need the image.
+    """
 
     pixels: Pixels
     features: ImageFeatures | None = None
@@ -71,7 +75,7 @@ class ImageCache:
                 self._entries[one.image.sha256].users -= 1
 
     def drop_unused(self) -> None:
-        """Drop the images that only finished or cancelled requests needed."""
+        """Drop the images that no unfinished request needs."""
         with self._lock:
             self._entries = {key: entry for key, entry in self._entries.items() if entry.users}
 
@@ -81,9 +85,10 @@ class ImageCache:
                 entry.features = None
 
     def shift(self, tokens: Sequence[int]) -> int:
-        """Return the position of the token after ``tokens`` minus its index in the sequence.
+        """Return the shift of the next token, which follows ``tokens``.
 
-        The tokens of an image can share positions in the model's position encoding. The result is 0 if they do not.
+        The shift is the token's position in the model's position encoding, minus the token's index in the sequence. The
+        tokens of an image can share positions. If they do not, the shift is 0.
         """
         if not self.has_position_rows:
             return 0

@@ -23,7 +23,7 @@ from agent_r1.inference.lazy_memory import give_back, lazy_zeros
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
-"""In the attention, the number of visible tokens is a multiple of this number."""
+"""Keys and values are padded to a multiple of this number of tokens. The attention ignores the padding."""
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -37,14 +37,15 @@ def round_up(count: int, multiple: int) -> int:
 
 
 VALUE_CHUNK = 256
-"""The largest number of tokens over which one matrix product of :func:`weighted_values` sums."""
+"""The maximum number of tokens in a chunk of :func:`weighted_values`."""
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
     """Return the matrix product of attention weights (.., N, L) and values (.., L, D): (.., N, D).
 
-    The sum over L is computed in chunks of ``VALUE_CHUNK`` tokens. So the bits of the result for a short sequence,
-    whose last weights are 0, do not depend on L. BLAS libraries divide a long sum at a place that depends on L.
+    A sequence with fewer than L tokens is padded: its last weights are 0. The bits of its result must not depend on L,
+    but BLAS libraries divide a long sum at a place that depends on L. So the sum over L is computed in chunks of
+    ``VALUE_CHUNK`` tokens.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -120,7 +121,7 @@ class CacheBlock:
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return (keys, values) of a layer, each (R, K, capacity, D). The first call allocates both, filled with zeros.
 
-        New tensors get the data type, device, K and D of ``like``, any tensor (R, K, T, D).
+        The new tensors get the data type, device, K and D of the tensor ``like`` (.., K, .., D).
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
@@ -130,7 +131,7 @@ class CacheBlock:
         return self.keys[index], self.values[index]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for ``tokens`` tokens in each row. A growing capacity at least doubles."""
+        """Make room for ``tokens`` tokens in each row. If the capacity grows, it at least doubles."""
         if tokens <= self.capacity:
             return
         capacity = round_up(max(tokens, 2 * self.capacity), LENGTH_MULTIPLE)
@@ -175,9 +176,9 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values of a layer, each (R, K, 1, D).
+        """Write the keys and values of each row's new token in a layer: ``key`` and ``value``, each (R, K, 1, D).
 
-        Return (keys, values) of the first L = ``visible`` tokens of all rows, each (R, K, L, D).
+        Return (keys, values) of the first L = ``visible`` tokens of each row, each (R, K, L, D).
         """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
@@ -186,10 +187,11 @@ class DecodeCache(_CacheView):
 
 
 class PrefillCache(_CacheView):
-    """The cache of a prefill pass: T new tokens for each of several sequences, whose slots can be in different blocks.
+    """The cache of a prefill pass, which computes T new tokens for each of R sequences.
 
-    Each layer gets the earlier tokens of a sequence, followed by the new tokens. The earlier tokens of sequence i are
-    the first ``cached[i]`` tokens in its slot, padded to the length ``context``.
+    Sequence i is in the slot ``slots[i]``. The slots can be in different blocks of the KV cache. A layer gets the
+    earlier tokens of each sequence, padded to the length ``context``, followed by the T new tokens. The earlier tokens
+    of sequence i are the first ``cached[i]`` tokens in the slot.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values of a layer, each (R, K, T, D), to the slots of the R sequences.
+        """Write the keys and values of the T new tokens in a layer: ``key`` and ``value``, each (R, K, T, D).
 
         Return (keys, values) of the earlier and the new tokens, each (R, K, context + T, D).
         """

@@ -28,8 +28,8 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwe
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
 
 ROWS_MULTIPLE = 16
-""":meth:`LlamaDecoder.decode_rows` pads the rows to a multiple of this number. For other row counts, BLAS libraries use
-different kernels, and the bits of a row would depend on the count."""
+""":meth:`LlamaDecoder.decode_rows` pads the number of rows to a multiple of this number. Otherwise, BLAS libraries
+would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.

@@ -30,7 +30,8 @@ from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import embed_with_images, text_decoder
 
 PREFILL_MULTIPLE = 16
-"""The number of new tokens in a prefill pass is a multiple of this number, with padding."""
+"""The number of new tokens in a prefill pass is rounded up to a multiple of this number. The added tokens are
+padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +60,21 @@ MAX_PAIRS = 1 << 19
 """The largest number of pairs (new token, token to which it may attend) in a prefill pass of several rows."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs. There, a pass of more tokens takes hardly longer."""
+"""The sizes of prefill passes for small models and for GPUs: a pass with more tokens takes hardly longer."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU. There, each token takes time, also a token of padding."""
+"""The sizes of prefill passes for large models on a CPU: each token takes time, also a token of padding."""
 
 NATIVE_PASS = 128
 """The largest number of tokens in one prefill pass of the native decoder: its results should fit into a processor
 cache."""
 
 LARGE_MODEL = 10_000_000
-"""A model on a CPU is large from this number of parameters on. Large models use ``NARROW_PASS``, and decode only
-running rows if possible."""
+"""A model on a CPU is large if it has at least this number of parameters.
+
+The prefill passes of a large model have the sizes ``NARROW_PASS``. If possible, a decode step of a large model computes
+only the rows with a running request, not all rows of a block.
+"""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
@@ -180,7 +184,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        Tokens that a slot holds after ``chunk.before`` are replaced.
+        A slot keeps the tokens ``before`` of its chunk. All later tokens in the slot are replaced.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
@@ -269,8 +273,9 @@ class ModelRunner:
             block_index: the index of the block.
             last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
                 cache.
-            shifts: maps a row to p - i for its last token, with position p in the model's position encoding and index i
-                in the sequence. Rows with p = i (always so without images) may be left out.
+            shifts: maps a running row to the position of its last token in the model's position encoding, minus the
+                index of this token in the sequence. Rows with the shift 0 may be left out. Without images, all shifts
+                are 0.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -319,8 +324,8 @@ class ModelRunner:
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     """Return the bytes that one token takes in the KV cache, measured by running the model on a short prompt.
 
-    Raise InvalidInput if the model fails with the KV cache, or if its logits are not finite or not equal to the logits
-    without the cache, up to rounding errors.
+    Raise InvalidInput if the model fails with the KV cache, if a logit is not finite, or if the logits with and without
+    the KV cache differ by more than rounding errors.
     """
     decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
     usual = decoder.config._attn_implementation

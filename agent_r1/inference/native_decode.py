@@ -182,8 +182,8 @@ class NativeDecoder:
     def _pack(self, weights: Sequence[Tensor]) -> int:
         """Copy weight matrices (outputs, inputs) to one tensor for the C++ code, and return the address of this tensor.
 
-        One vector instruction computes L outputs. So all rows are divided into panels of L rows, with zeros at the end:
-        (panels, inputs, L).
+        One vector instruction computes L outputs. So the tensor has the shape (panels, inputs, L), and each panel has
+        the weights of L outputs. Zeros fill up the last panel.
         """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)

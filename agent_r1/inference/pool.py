@@ -51,7 +51,7 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities do not agree with the trainer's in ``canary``."""
+        """Raise ReplicaError if the server's log-probabilities differ from the trainer's in ``canary``."""
         ...
 
     async def check_health(self) -> None:
@@ -284,7 +284,8 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer or, if later, of the first request after an idle time.
+        last_answer: the time of the last answer. If a request comes while the server is idle, the time of this request
+            replaces the time of the last answer.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -348,7 +349,8 @@ class _Member:
     def check_version(self, piece: Piece, before: int | None) -> None:
         """Raise ReplicaError if weights of an unexpected version sampled a token of ``piece``.
 
-        Expected are all versions from ``before`` (when the request was sent) to the server's version now.
+        ``before`` is the version that the server had when the request was sent. All versions from ``before`` to the
+        server's current version are expected.
         """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:

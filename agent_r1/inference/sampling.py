@@ -42,7 +42,10 @@ def likeliest(logits: Tensor, temperature: float, count: int) -> TopLogprobs:
 
 
 def _allowed(probabilities: Tensor, row: SamplingParams) -> Tensor:
-    """Return which tokens of a row top-k and top-p allow: (V,) bool. The most probable token is always allowed."""
+    """Return a bool mask (V,) of the tokens that ``row.top_k`` and ``row.top_p`` allow.
+
+    The most probable token is always allowed.
+    """
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
     keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p

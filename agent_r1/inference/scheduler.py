@@ -25,8 +25,9 @@ class Request:
 
     Attributes:
         prompt: the tokens. A negative token stands for a feature of an image.
-        shift: the position of a sampled token minus its index in the sequence; 0 without images.
-        prefilled_tokens: the number of tokens that were computed by prefill passes, not copied.
+        shift: the position of a sampled token in the model's position encoding, minus the index of this token in the
+            sequence. Without images, the shift is 0.
+        prefilled_tokens: the number of tokens that prefill passes computed. Copied tokens are not counted.
     """
 
     prompt: tuple[int, ...]
@@ -65,7 +66,8 @@ Prefills = tuple[tuple[int, int], ...]
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    Slots with equal ``token_ids`` and ``prefills`` hold bit-equal keys and values.
+    ``prefills`` says which of these tokens were prefilled. If two slots have equal ``token_ids`` and equal
+    ``prefills``, their keys and values are bit-equal.
     """
 
     slot: CacheSlot
@@ -75,14 +77,14 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill, in the order of the fields. A chunk is a part of the sequence in one slot.
+    """The work of a prefill. The work is done in the order of the attributes.
 
     Attributes:
-        emptied: slots whose keys and values are removed, because other slots need their memory.
-        compute: chunks to compute first.
-        prefix_copies: copies of prefixes to empty slots.
-        remainders: chunks to compute next: the tokens after the copied prefixes.
-        copies: copies to slots whose whole sequence another slot holds.
+        emptied: the slots whose keys and values are removed, because other slots need their memory.
+        compute: the parts of sequences that are computed before anything is copied.
+        prefix_copies: copies of the first tokens of a sequence to an empty slot that needs the same first tokens.
+        remainders: the parts of sequences that are computed after ``prefix_copies``: the tokens after copied tokens.
+        copies: copies of all missing tokens to a slot, if another slot has an equal sequence.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -95,16 +97,21 @@ class PrefillPlan:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot until it is released. So each turn of an episode usually computes only its new tokens.
-    Equal prompts are computed once and copied, for example for several attempts at a task.
+    A session keeps its slot until the session is released. So each turn of an episode usually computes only its new
+    tokens. Equal prompts are computed once and copied, for example for several attempts at a task.
 
-    All sequences share ``pages`` pages. If a running sequence needs a page and none is free, other slots are emptied
-    in this order: slots without a session; sessions without a running request, the longest idle first; the request that
-    started last, which then waits. Emptied tokens are prefilled again when they are needed.
+    All slots share ``pages`` pages of memory. If a running request needs a page and no page is free, slots are emptied
+    in this order:
+
+    - slots without a session,
+    - slots of sessions without a running request, the longest idle session first,
+    - the slot of the running request that started last. This request then waits.
+
+    The tokens of an emptied slot are prefilled again when a request needs them.
 
     Args:
-        rows: the number of slots in a block.
-        max_blocks: the maximum number of blocks. Requests without a free slot wait.
+        rows: the number of slots in a block. A block is a part of the KV cache (see ``inference.kv_cache``).
+        max_blocks: the maximum number of blocks. A request waits if no slot is free.
         pages: the number of pages that fit in memory. The longest sequence must fit.
         session_pages: the number of pages that a new session takes.
         add_block: allocates a block of the KV cache, and returns the index of the block.
@@ -276,7 +283,7 @@ class Scheduler:
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> int:
-        """Add the prefill of a new sequence to ``plan``. Return the number of tokens to compute, not copied."""
+        """Add the prefill of a new sequence to ``plan``. Return how many of its tokens are computed and not copied."""
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
         # Prefixes are copied before remainders are computed: until then these slots hold a part of their sequence.

@@ -24,7 +24,7 @@ class ServerClient:
 
     Raises:
         ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses the request, with status 400 of ``sample_path``.
+        EngineError: (all methods) the server refuses a request to ``sample_path``, with status 400.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

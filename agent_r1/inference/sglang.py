@@ -26,7 +26,8 @@ from agent_r1.inference.server_client import ReplicaError, ServerClient
 GENERATE = "/generate"
 
 HEALTH_SECONDS = 30.0
-"""The time limit for a health check, in seconds. In this time, the server has 20 s to sample a token."""
+"""The time limit for a health check, in seconds. In a health check, an SGLang server samples a token. The server's own
+time limit for this token is 20 s."""
 
 MAX_SEED = 2**31
 
@@ -164,10 +165,10 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a fixed test prompt.
+        """Return the server's log-probabilities for the tokens of a fixed test prompt and for the next tokens.
 
-        The first request, for the next tokens, uses the prefix cache. The second request, for the prompt's tokens, does
-        not.
+        Two requests are sent. The first request asks for the next tokens, and can use the prefix cache. The second
+        request asks for the prompt's tokens, and does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
         following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)

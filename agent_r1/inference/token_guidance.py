@@ -1,7 +1,8 @@
 """Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
-pi is the policy, and V(s) is the predicted reward after the state s. Let C be the k most likely tokens after s, let P
-be the sum of pi(a | s) over C, and Q(s, a) = V(s a). The tokens are sampled from
+pi is the policy. V(s) is the predicted reward after the state s. Q(s, a) is V of the state s a, which is s followed by
+the token a. C is the set of the k most likely tokens after s. P is the sum of pi(a | s) over C. The tokens are sampled
+from
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
     q(a | s) = pi(a | s)                                                                            otherwise
@@ -69,11 +70,12 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Choose each new token of a draft again among its candidates, and return the chosen tokens.
+    """Choose a token from the guided distribution q for each new token of a draft, and return the chosen tokens.
 
-    The candidates of a drafted token are the tokens that the policy finds most likely at its index. If the drafted
-    token is a candidate, a candidate is drawn from q (:func:`guided_logprobs`). At temperature 0, the most probable
-    candidate is taken. A drafted token that is no candidate is kept. So each chosen token is a sample from q.
+    The candidates at an index of the draft are the tokens that the policy finds most likely there. If the drafted token
+    is a candidate, one of the candidates is sampled from q (:func:`guided_logprobs`). At temperature 0, the candidate
+    with the largest q is chosen. If the drafted token is not a candidate, the drafted token is chosen, because q equals
+    the policy outside the candidates.
 
     The result ends after the first chosen token that differs from the drafted token.
 

@@ -1,7 +1,8 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow, and Q(s, a) =
-V(s a). Z normalizes the probabilities. The methods are
+A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) is V
+of the state s a, which is s followed by the token or action a. pi is the policy. The number Z normalizes the
+probabilities. The methods are
 
     token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
     step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
@@ -240,7 +241,10 @@ def scored(completion: Completion) -> ScoredTokens:
 
 
 def as_sampled(completion: Completion) -> GuidedTokens:
-    """Return GuidedTokens for a completion that was sampled without guidance: log q and log pi are equal."""
+    """Return GuidedTokens for a completion that was sampled without guidance.
+
+    The log-probabilities of the guided distribution (log q) equal the log-probabilities of the policy (log pi).
+    """
     return GuidedTokens(completion, scored(completion))
 
 

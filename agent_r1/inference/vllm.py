@@ -218,10 +218,11 @@ class VllmEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a fixed test prompt.
+        """Return the server's log-probabilities for the tokens of a fixed test prompt and for the next tokens.
 
-        The first request, for the next tokens, uses the prefix cache, and so finds keys and values of older weights.
-        The second request, for the prompt's tokens, does not use the prefix cache.
+        Two requests are sent. The first request asks for the next tokens, and uses the prefix cache. So if the cache
+        still has keys and values of older weights, the log-probabilities are wrong, and the caller sees this. The
+        second request asks for the prompt's tokens, and does not use the prefix cache.
         """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)

@@ -19,7 +19,8 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for the option --max-lora-rank."""
 
 NO_ADAPTERS = "--no-enable-lora"
-"""The option with which a user demands that the adapter is merged into the weights of the servers."""
+"""An option of vLLM that a user can give. The servers then accept no adapter, and each adapter is merged into the
+weights that the servers load."""
 
 KEPT_ADAPTERS = 2
 """The number of adapters that a server keeps: the newest one, and the one before, which older requests still use."""

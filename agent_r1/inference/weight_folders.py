@@ -54,10 +54,10 @@ class WeightFolders:
         self._base: Path | None = None
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
-        """Write version ``number`` of the weights, and return its folder. Replace an existing folder of this version.
+        """Write version ``number`` of the weights, and return the folder of this version.
 
-        A run that continues from a checkpoint writes later versions again. Raise EngineError if the weights cannot be
-        written.
+        An existing folder of this version is replaced: a run that goes back to a checkpoint writes the versions after
+        the checkpoint again. Raise EngineError if the weights cannot be written.
         """
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 

@@ -13,13 +13,14 @@ from agent_r1.core.redaction import redact_values
 from agent_r1.core.trajectory import RewardValue, Trajectory
 
 RunEnd = Literal["completed", "stopped", "failed"]
-"""How a run ended. completed: all steps are done. stopped: a signal stopped the run. failed: an error ended the run."""
+"""How a run ended. ``completed``: all steps are done. ``stopped``: a signal stopped the run. ``failed``: an error ended
+the run."""
 
 PROJECT = "agent-r1"
 """The default project (in MLflow: experiment) in a tracker."""
 
 TRACKERS_FOLDER = "trackers"
-"""The subfolder of a run with one file per tracker: the id of the run in this tracker."""
+"""A subfolder of the folder of a run. For example, its file ``wandb`` has the id that the run has in wandb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class TrackedRun:
     step: int | None = None
 
     def saved_id(self, tracker: str) -> str | None:
-        """Return the id that :meth:`save_id` saved for a tracker, or None."""
+        """Return the id that the run has in ``tracker``, or None if :meth:`save_id` was not called."""
         path = self.folder / TRACKERS_FOLDER / tracker
         return path.read_text("utf-8").strip() if path.is_file() else None
 
     def save_id(self, tracker: str, value: str) -> None:
-        """Save the id of the run in a tracker. A resumed run keeps this id."""
+        """Save ``value``, the id that the run has in ``tracker``. A resumed run keeps this id."""
         path = self.folder / TRACKERS_FOLDER / tracker
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n", encoding="utf-8")

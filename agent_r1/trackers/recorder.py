@@ -16,10 +16,12 @@ from agent_r1.trackers.protocol import AttemptSample, RunEnd, TrackedRun, Tracke
 from agent_r1.trackers.registry import TRACKERS
 
 HANG_SECONDS = 120.0
-"""The time limit of one call of a tracker, and of ``close`` in total, in seconds."""
+"""The time limit of each call of a tracker, in seconds. It is also the time limit of :meth:`TrackingRecorder.close`,
+which ends all trackers."""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""Trackers show SAMPLES attempts as text at step 1 and at every multiple of SAMPLE_EVERY."""
+"""``SAMPLES`` is the number of attempts that trackers show as text. These attempts are shown at step 1 and at each
+multiple of ``SAMPLE_EVERY``."""
 
 Job = Callable[[Tracker], object]
 

@@ -15,7 +15,8 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The number of open files that are reserved per connection. If the client runs in this process, two are used."""
+"""The number of open files that are reserved for each connection. A connection takes one file, or two files if the
+client runs in this process. The remaining files are for the rest of the program."""
 
 KEEP_ALIVE_SECONDS = 75
 """Seconds after which an idle connection is closed. Clients close idle connections earlier."""

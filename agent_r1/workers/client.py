@@ -147,7 +147,7 @@ class WorkerConnection:
             await self._request("DELETE", path, b"")
 
     async def check(self, expected: WorkerDescription) -> None:
-        """Check the description of a failed worker. If it equals ``expected``, the worker is live again."""
+        """Check the description of a failed worker. If it agrees with ``expected``, the worker is live again."""
         self.checked = asyncio.get_running_loop().time()
         try:
             difference = _difference(await self._describe(), expected)
@@ -218,7 +218,8 @@ class WorkerPool:
     """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
 
     A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all its
-    episodes fail. A failed worker gets no episodes until it answers with the description ``expected``.
+    episodes fail. A failed worker gets no episodes until a check shows that its description agrees with
+    ``expected``, the description that the run needs.
     """
 
     def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:
@@ -258,9 +259,9 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Check failed workers again, ``RECHECK_SECONDS`` after their last check.
+        """Start a task that checks the failed workers whose last check was more than ``RECHECK_SECONDS`` ago.
 
-        Return the task that checks, or None.
+        Return the task that is running, which an earlier call can have started. Return None if no task is running.
         """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
@@ -276,8 +277,9 @@ class WorkerPool:
 class RemoteEnv:
     """An environment whose episodes run on the workers of a pool.
 
-    ``env`` is the environment in this process. Only its descriptions of tools are used. ``name`` is its name on the
-    workers.
+    Args:
+        env: the same environment in this process. Only the descriptions of the tools of ``env`` are used.
+        name: the name of the environment on the workers.
     """
 
     def __init__(self, env: Env, name: str, pool: WorkerPool) -> None:

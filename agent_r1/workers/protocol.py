@@ -57,8 +57,8 @@ class _Body(BaseModel):
 class WorkerDescription(_Body):
     """A description of the environments of a worker, or of the environments that a run needs.
 
-    A run uses a worker only if the two descriptions agree. ``fingerprints`` has hashes by name: of all tasks, of the
-    tools of all environments, and of files.
+    A run uses a worker only if the two descriptions agree. ``fingerprints`` has a hash of all tasks ("tasks"), of
+    the tools of all environments ("tools"), and of each local file or folder with data, for example of the "corpus".
     """
 
     version: str

@@ -78,14 +78,15 @@ class _RefusedRequest(AgentR1Error):
 class EnvironmentWorker:
     """A server for episodes of environments. It runs in the event loop of the caller.
 
-    Raise InvalidInput if ``token`` is too short, or "" although ``host`` is not a loopback address.
-
     Args:
-        envs: the environments, by the names with which runs open their episodes.
+        envs: the environments by name. A request to open an episode has the name of an environment.
         tasks: returns the tasks of a split, for runs that send only references to tasks.
         description: must agree with the description that a run needs.
-        token: the token that requests must have.
+        token: the token that requests must have. "": requests need no token.
         port: the port to listen on; 0 for any free port.
+
+    Raises:
+        InvalidInput: ``token`` is too short, or ``token`` is "" and ``host`` is not a loopback address.
 
     Example:
         worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
@@ -250,7 +251,7 @@ class EnvironmentWorker:
 
 
 def check_token(host: str, token: str) -> None:
-    """Raise InvalidInput if a token is too short, or if it is missing although ``host`` is not a loopback address."""
+    """Raise InvalidInput if ``token`` is too short, or if ``token`` is "" and ``host`` is not a loopback address."""
     do = f"give at least {SHORTEST_TOKEN} printable ASCII characters in --token or {TOKEN_VARIABLE}"
     if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InvalidInput("token", got=f"{len(token)} characters", do=do)
