@@ -180,7 +180,8 @@ class AnswerLog:
         """Update the number of failed requests that clients have not repeated yet, after the end of a request.
 
         Equal requests have the same ``digest`` and share a number. If clients repeat the request because it was
-        cancelled or failed, add 1. If the request succeeded, subtract ``num_earlier``: the number at its beginning.
+        cancelled or failed, add 1. If the request succeeded, subtract ``num_earlier``, the number when the request
+        began.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):

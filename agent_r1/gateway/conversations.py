@@ -58,7 +58,7 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
     """Return whether ``messages`` begin with the conversation before a sent action, then an assistant message.
 
     Call this function only if ``messages`` start a new branch. Then True means that the client changed the action, or
-    gives other tools after the action. Without such a change, ``messages`` would continue the branch of the action.
+    sends other tools after the action. Without such a change, ``messages`` would continue the branch of the action.
     """
     return any(
         messages[: len(action.before)] == action.before

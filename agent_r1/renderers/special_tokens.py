@@ -44,7 +44,7 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description in which all special tokens are broken (see :func:`break_tokens`).
+    """Return a copy of a tool's description with a space in each special token (see :func:`break_tokens`).
 
     The texts can come from a source that is not trusted, such as an MCP server.
     """

@@ -87,8 +87,8 @@ def require_method(function: Any) -> Any:
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments ``args`` of a call of the filter or method ``name``.
 
-    If the call reads the first argument to its end, convert this argument to a list. The cost of the call depends on
-    the length of the list, and an iterator has no length.
+    If the first argument is an iterator and the call reads all its items, convert the iterator to a list. The cost of
+    the call depends on the length of the list, and an iterator has no length.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
