@@ -28,7 +28,7 @@ class ExportConfig(BaseModel):
     lines)."""
 
     checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """Which weights are exported as a model or an adapter: "best" (the best step by validation or, if there was no
+    """The weights to export as a model or an adapter: "best" (the best step by validation or, if there was no
     validation, the last step), "last" (the newest checkpoint), or a number (the checkpoint of this step)."""
 
     split: str | None = None
