@@ -23,7 +23,8 @@ ENCODED_AT_ONCE = 8192
 class DenseIndex:
     """A search over passages by their vectors. Vector i belongs to passage i.
 
-    The ``k`` nearest passages are returned, even if no passage is relevant. A faiss index can return fewer.
+    A search returns the ``k`` nearest passages, even if no passage is relevant. With a faiss index, it can return fewer
+    passages.
     """
 
     def __init__(

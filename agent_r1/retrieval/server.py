@@ -63,7 +63,7 @@ class _RequestError(Exception):
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
     """Return the web application of the retrieval server.
 
-    Searches run one at a time, because one search can use several cores. ``health`` answers requests for ``/health``.
+    Searches run one at a time, because one search can use several cores. A request for ``/health`` gets ``health``.
     ``allowed_hosts`` are the accepted values of the header ``Host``.
     """
     searching = asyncio.Lock()
@@ -146,7 +146,7 @@ def _passage_text(passage: Passage) -> PassageText:
 class RetrievalServer(ThreadedServer):
     """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
 
-    Port 0 means any free port. ``health`` answers requests for ``/health``. If ``allowed_hosts`` is empty, the server
+    Port 0 means any free port. A request for ``/health`` gets ``health``. If ``allowed_hosts`` is empty, the server
     accepts all host names or, on a loopback address, only loopback names.
     """
 

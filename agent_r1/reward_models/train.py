@@ -98,7 +98,7 @@ def _require_new_folder(out: Path) -> None:
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
     """Return the name of the model to start from, and its tokenizer.
 
-    Raise InvalidInput if the model of a run has another vocabulary.
+    Raise InvalidInput if the vocabulary of this model differs from the vocabulary of a run's model.
     """
     used: list[str] = []
     for run in runs:

@@ -23,7 +23,7 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return ``"none: nothing"`` if this process has a sandbox of level ``none``; otherwise None."""
+    """Return the isolation ``"none: nothing"`` if this process has a sandbox of the level ``none``; otherwise None."""
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
     return next((sandbox.isolation for sandbox in _unconfined), None)

@@ -121,7 +121,7 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield a message if the final model is corrupt or has weights that the run never published.
 
-    A model that is replaced during the check is skipped.
+    No message is yielded for a model that is replaced during the check.
     """
     if files.model is None:
         return

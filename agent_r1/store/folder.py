@@ -25,7 +25,7 @@ CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """Return the name of a run whose user gives no name.
+    """Return the name of a new run if the user gave no name.
 
     Example:
         >>> default_run_name("tinywiki", "grpo", datetime(2026, 1, 2, 3, 4, 5))
