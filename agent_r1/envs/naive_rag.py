@@ -22,8 +22,8 @@ class NaiveRag:
     The question is the text of the task's last user message. The passages are put before the question.
 
     Args:
-        retrieve: the search tool of the agent with which this baseline is compared. ``query`` must be its only required
-            argument.
+        retrieve: the search tool. To compare an agent with this baseline, give the agent's search tool. ``query`` must
+            be the only required argument of the tool.
         system: a system message that replaces the task's system message, if it is not None.
         examples: messages after the system message in every prompt.
         max_output: the largest number of characters of the passages, as in the agent's ToolEnv.

@@ -35,7 +35,8 @@ The function is called for every call that has a result.
 """
 
 MAX_OUTPUT = 2000
-"""The default limit on the characters that an agent sees of a tool's output."""
+"""The default maximum number of characters of a tool's output. A longer output is cut before the agent sees the output.
+"""
 
 
 class ToolEnv:
@@ -43,8 +44,8 @@ class ToolEnv:
 
     An action without calls ends the episode (terminal). Otherwise the calls run concurrently, and their results become
     tool messages in the order of the calls. A call that is malformed, names an unknown tool or has wrong arguments gets
-    an explanation as its result. After ``max_turns`` actions the episode is truncated. The calls of the last action are
-    not run.
+    an explanation as its result. If action number ``max_turns`` has calls, the calls are not run, and the episode is
+    truncated.
 
     Rewards exist on three levels: calls, turns and the trajectory. Rewards on different levels must have different
     names.
@@ -55,7 +56,7 @@ class ToolEnv:
         system: a system message that replaces the task's system message, if it is not None.
         examples: messages after the system message in every prompt, such as a solved task. The policy is never trained
             on the examples.
-        max_output: the largest number of characters that the agent sees of a tool's output.
+        max_output: the maximum number of characters of a tool's output. A longer output is cut.
         timeout: the time limit of a call in seconds, for tools without their own time limit.
         turn_rewards: a sync function that returns process rewards for an action. If the function raises or returns a
             number that is not finite, the episode fails.

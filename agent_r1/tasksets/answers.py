@@ -21,7 +21,8 @@ def answer_solutions(
     """Return right and wrong reference solutions of the question ``task``.
 
     Args:
-        searches: messages with tool calls, fewer than ``max_turns``, that some solutions send before the answer.
+        searches: messages with tool calls. Some solutions send these messages before the answer. ``searches`` must have
+            fewer than ``max_turns`` messages.
         other: a wrong answer, for example the answer of another task.
         full: the full value of each reward. A right solution reaches all these values, and a wrong solution none.
     """

@@ -17,8 +17,8 @@ S = TypeVar("S", bound=BaseModel)
 def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
     """Return the settings in the TOML file ``file`` as an instance of ``cls``.
 
-    Raises InvalidInput if the file cannot be read, or a setting is unknown or invalid. ``do`` is the advice in the
-    message, for example "give hops, pages or turns".
+    Raises InvalidInput if the file cannot be read, or a setting is unknown or invalid. The error message about a
+    setting ends with the advice ``do``, for example "give hops, pages or turns".
     """
     try:
         return cls.model_validate(read_toml(file).values)

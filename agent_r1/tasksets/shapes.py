@@ -50,10 +50,10 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split, in turn.
+"""The kinds of questions of each split. The list is repeated: color, place, turned, color, place, turned, ..
 
-In ``shuffled-images``, each task has the picture of another task. There, a policy that looks at the pictures is right
-as often as a guess.
+In ``shuffled-images``, each task has the picture of another task. In this split, a policy that looks at the pictures is
+right as often as a policy that guesses.
 """
 
 TASKS = 300

@@ -35,10 +35,16 @@ Read = Callable[[Path], tuple[Question, ...]]
 """A function that reads the questions of a file or of a split on the hub. A bad row raises InvalidInput."""
 
 HELD_BACK = ("validation", "dev", "test")
-"""If the answers of the split "test" are not public, the first of these splits that exists has the test questions."""
+"""The splits on the hub that can give the test questions, for benchmarks without public answers of the split "test".
+
+The first of these splits that a data set has is used.
+"""
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""If the answers of the split "test" are public, the first of these splits that exists has the test questions."""
+"""The splits on the hub that can give the test questions, for benchmarks with public answers of the split "test".
+
+The first of these splits that a data set has is used.
+"""
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
@@ -51,7 +57,8 @@ def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[st
     Args:
         seed: determines the order of the training questions.
         read: reads the questions of one file, folder or split on the hub.
-        tested: on the hub, the first of these splits that exists has the test questions.
+        tested: the splits on the hub that can give the test questions. The first of these splits that the data set has
+            is used.
 
     Raises:
         InvalidInput: a row cannot be read, a folder has no questions or has a question in two splits, or a file has too

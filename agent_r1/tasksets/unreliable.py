@@ -63,7 +63,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split: the TinyWiki split of its questions, and the rates of its searches."""
+    """A split of the task set.
+
+    Attributes:
+        questions: the TinyWiki split from which the questions come.
+        rates: how often searches fail or return outdated pages.
+    """
 
     questions: str
     rates: Rates
@@ -141,10 +146,12 @@ def search_outcome(task: Task, title: str, nth: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, nth: int) -> int:
-    """Return which search is certain to return the true page, in the block of the ``nth`` search (see ``FRESH``).
+    """Return the number of the search that is certain to return the true page (see ``FRESH``).
+
+    The search is in the same block of three searches as the ``nth`` search.
 
     Example:
-        4, 5 or 6 for ``nth`` 5, because the searches 4 to 6 are one block
+        4, 5 or 6 if ``nth`` is 5, because the searches 4 to 6 are one block
     """
     three = (nth - 1) // FRESH
     return 1 + three * FRESH + _luck(task, title, f"fresh/{three}").randrange(FRESH)
@@ -241,7 +248,7 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for the page ``title`` are needed until two have returned the true page."""
+    """Return how many searches for the page ``title`` an agent needs to get the true page twice."""
     fresh = time = 0
     while fresh < 2:
         time += 1

@@ -15,7 +15,7 @@ from agent_r1.envs.adapters.processes import WorkerProcess, start_process, unwra
 from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output
 
 MAX_TEXT = 8000
-"""The largest number of characters that a policy sees of one observation."""
+"""The maximum number of characters of an observation. A longer text is cut before the policy sees the text."""
 
 CLOSE_SECONDS = 2.0
 
@@ -132,7 +132,8 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 def to_transition(observation: Observation) -> Transition:
     """Convert an observation of a game to a transition.
 
-    The text becomes a user message if the game continues. The transition has one result, with the reward as ``data``.
+    The text becomes a user message if the game continues. The transition has one tool result, whose ``data`` is the
+    reward.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS

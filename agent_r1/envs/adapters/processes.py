@@ -161,7 +161,10 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Return (a new worker process without an object, the socket for requests to the worker process)."""
+        """Fork a worker process. Return (worker process, socket for requests to the worker process).
+
+        The worker process has no object until :meth:`WorkerProcess.make` is called.
+        """
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)

@@ -93,7 +93,8 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     - ``no_second_try_rate``: of the attempts whose first code failed, the share without a second code.
     - ``fix_rate``: of the attempts with a second code after a failed first code, the share whose final solution passed.
 
-    Attempts that could not be graded are ignored. A share of no attempts is left out.
+    Attempts that could not be graded are ignored. A rate is left out if there are no attempts from which to compute the
+    rate.
     """
     judged = [t for t in trajectories if None not in (_of(t, "passed"), _of(t, "first_passed"))]
     failed = [t for t in judged if _of(t, "first_passed") == 0]

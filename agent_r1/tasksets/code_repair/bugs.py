@@ -67,8 +67,8 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text contains the request, the first test, the function and the changed line of each proposal. ``number`` is
-        the last part of the task's id.
+        The text contains the request, the first test and the function with the bug. If the bug has proposals, the text
+        also contains the changed line of each proposal. ``number`` is the last part of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
@@ -163,7 +163,7 @@ def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
 def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
     """Return ``bug`` with at most ``count`` proposals, in random order.
 
-    A proposal is the right function, or the function with the bug and a second changed line.
+    One proposal is the right function. Each of the other proposals changes one line of the function with the bug.
     """
     if count == 0:
         return bug

@@ -22,7 +22,11 @@ def replace_line(source: str, index: int, line: str) -> str:
 
 
 def most_similar_line(source: str, line: str) -> int | None:
-    """Return the index of the first line that is most similar to ``line``; None if no line is similar."""
+    """Return the index of the line in ``source`` that is most similar to ``line``.
+
+    If several lines are equally similar, return the first index. If the similarity is less than ``SIMILAR``, return
+    None.
+    """
     lines = [old.strip() for old in source.splitlines()]
     ratios = [SequenceMatcher(None, old, line.strip(), autojunk=False).ratio() for old in lines]
     best = max(range(len(lines)), key=ratios.__getitem__)

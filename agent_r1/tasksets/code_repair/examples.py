@@ -74,5 +74,7 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the conversations of the two solved tasks (see :meth:`SolvedTask.messages`)."""
+    """Return the two solved tasks as messages. The agent writes a line or, if ``choosing``, the number of a proposed
+    line.
+    """
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

@@ -105,7 +105,7 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     - ``kept_after_fail``: the same share of the attempts whose first tested edit failed the visible test.
 
     The last two shares are equal for an agent that ignores the tool. Attempts that could not be graded are ignored. A
-    share of no attempts is left out.
+    rate is left out if there are no attempts from which to compute the rate.
     """
     judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
     tries = [found for found in map(first_try, judged) if found is not None]

@@ -38,5 +38,7 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return a wrong answer: the line with the bug, or a number that is too large."""
+    """Return a wrong answer: the line with the bug. If the agent chooses a proposal by its number, return a number that
+    no proposal has.
+    """
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

@@ -28,8 +28,8 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
     """Return why the form of the answer ``said`` is refused, such as an uncomputed sum; None if the form is acceptable.
 
-    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). An answer with the text of ``gold`` is
-    accepted.
+    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). If ``gold`` and ``said`` have the same text
+    (:func:`same_text`), the form is acceptable.
     """
     if same_text(gold, said):
         return None

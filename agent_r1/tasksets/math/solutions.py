@@ -52,7 +52,9 @@ def boxed_message(answer: str) -> Message:
 
 
 def plus_one(answer: str) -> tuple[str, ...]:
-    r"""Return a tuple with the answer plus one; () if the answer contains infinity. Only integers are added up.
+    r"""Return a tuple with one text, the answer plus one; () if the answer contains infinity.
+
+    If the answer is an integer, the sum is computed. Otherwise, "+ 1" is written after the answer.
 
     Example:
         >>> plus_one("1,999"), plus_one(r"\frac{1}{2}"), plus_one(r"\infty")

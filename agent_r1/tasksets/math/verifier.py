@@ -38,9 +38,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute ``gold``: whether ``gold`` is found equal to itself.
+        """Return whether math-verify can compute ``gold``, that is, whether ``gold`` is found equal to ``gold``.
 
-        ``said`` only determines the notation of ``gold``, as in :meth:`check`.
+        Before the test, ``gold`` is converted to the notation of ``said``, as in :meth:`check`.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

@@ -111,8 +111,8 @@ def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
     """Return a function from a task to its reference solutions.
 
-    The reward ``sub_match`` is not checked. A copy of the question gets this reward if the question contains its
-    answer.
+    The reward ``sub_match`` is not one of the expected rewards. The wrong solution that repeats the question gets this
+    reward if the question contains the right answer.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 

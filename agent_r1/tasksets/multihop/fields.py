@@ -94,7 +94,8 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    ``name`` and ``whose`` are for the message of InvalidInput, such as "give paragraphs as MuSiQue's files do".
+    Raises InvalidInput if ``value`` is invalid. If ``name`` is "paragraphs" and ``whose`` is "MuSiQue's", the message
+    ends with "give paragraphs as MuSiQue's files do".
     """
     try:
         return kind.validate_python(value or [])

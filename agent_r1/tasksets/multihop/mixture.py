@@ -33,9 +33,9 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that a data set of a mixture must not have.
+"""Names that a data set of a mixture must not have, because splits have these names.
 
-Each test data set becomes a split with its own name, and these names are already names of splits.
+The questions of a test data set become a split with the name of the data set.
 """
 
 
@@ -49,7 +49,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, one ``Portion`` per data set, by the name of the data set."""
+    """The content of a mixture file. Each split maps the names of data sets to their portions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -33,4 +33,4 @@ READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_IVAN, _VERA))}\n\nWhere was Ivan Petrov born?"),
     Message.assistant("<answer>Cairo</answer>"),
 )
-"""The solved question for naive RAG, without a search."""
+"""One solved question for the prompt of naive RAG. The pages are in the question, so no search is needed."""

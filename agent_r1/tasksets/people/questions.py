@@ -24,7 +24,7 @@ class Split:
         owner: the list of surnames that is used: "train", "validation" or "test". No surname is in two lists.
         worlds: the number of worlds (sets of people).
         tasks: the number of questions.
-        hops: the lengths of the chains of facts, in turn: (1, 2) gives chains of 1, 2, 1, 2, .. facts.
+        hops: the lengths of the chains of facts. The list is repeated: (1, 2) gives chains of 1, 2, 1, 2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
         last: the names of the relations with which a chain can end.
 
@@ -77,9 +77,9 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task ``index`` of a split with a new random question. Add the question to ``asked``.
+    """Return task number ``index`` of a split with a new random question. Add the question to ``asked``.
 
-    The number of each world begins with ``prefix``, such as "0/". Raises InvalidInput if no new question is found.
+    ``prefix``, such as "0/", is the first part of ``WorldKey.number``. Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

@@ -23,8 +23,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     hops: tuple[Literal[1, 2], ...] = Field(default=(1, 2), min_length=1)
-    """The numbers of facts (hops) that lead to the answers of training questions, in turn. [1, 2, 2] gives two 2-hop
-    questions per 1-hop question."""
+    """How many facts (hops) lead to the answer of a training question. The list is repeated: with [1, 2, 2], the
+    questions have 1, 2, 2, 1, 2, 2, .. hops."""
 
     pages: int = Field(default=3, ge=1)
     """The maximum number of pages that a search returns."""

@@ -24,10 +24,10 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The minimum and the maximum number of facts on a page whose value is another person, such as the teacher."""
+"""The minimum and the maximum number of facts per page that name another person, such as the teacher."""
 
 VALUED_FACTS = (1, 3)
-"""The minimum and the maximum number of facts on a page whose value is not a person, such as the birthplace."""
+"""The minimum and the maximum number of facts per page that name no other person, such as the birthplace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,9 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw different full names. First names and surnames repeat, so that a search for one person also finds others."""
+    """Draw full names without repetition. Many people share a first name or a surname, so a search for one person also
+    finds other people.
+    """
     names: dict[str, None] = {}
     while len(names) < PEOPLE:
         names[f"{rng.choice(WOMEN + MEN)} {rng.choice(SURNAMES[owner])}"] = None

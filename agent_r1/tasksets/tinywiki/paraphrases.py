@@ -49,7 +49,9 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The wordings by name. tiny-base knows all their words, so that the questions test the wording and not the vocabulary.
+"""The functions that write these questions, by the name of the wording.
+
+The model tiny-base knows every word of these questions, so the questions test new wordings and not new words.
 """
 
 

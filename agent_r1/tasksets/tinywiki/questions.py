@@ -54,7 +54,8 @@ class Split:
             share no fact.
         wikis: the number of wikis.
         tasks: the number of questions.
-        kinds: the kinds of questions, in turn, as pairs (wording, number of hops).
+        kinds: the kinds of questions, as pairs (wording, number of hops). The list is repeated: in the example below,
+            the questions have 1, 2, 1, 2, .. hops.
         relation: a relation that every chain must contain, or None.
 
     Example:
@@ -115,8 +116,9 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return task ``index`` of a split, and add (wiki, question) to ``asked``. ``prefix`` begins the names of the
-    wikis.
+    """Return task number ``index`` of a split, and add the pair (name of the wiki, question) to ``asked``.
+
+    ``prefix``, such as "train/0", is the first part of the name of the wiki.
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

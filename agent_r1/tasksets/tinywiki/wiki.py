@@ -111,7 +111,11 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of the page ``title``: different values from ``titles``, by relation."""
+    """Draw the facts of the page ``title``, as a mapping from relations to values.
+
+    Each fact has the class ``owner`` (:func:`fact_class`). The values are titles of other pages in ``titles``, without
+    repetition.
+    """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]

@@ -13,7 +13,7 @@ from agent_r1.tasksets.wikifilm.facts import DirectedFilm
 from agent_r1.tasksets.wikifilm.words import name_key, title_name
 
 PARTNERS = 12
-"""The maximum number of films with which one film is compared until a comparison gives a question."""
+"""The maximum number of films that are tried as the second film of a question. The first suitable film is used."""
 
 YEARS_APART = 2
 """The minimum difference of two compared years. A film can have several release dates."""
@@ -82,7 +82,10 @@ SAME_COUNTRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two films in the order of a question. If ``reads_directors``, the answer is on the pages of the directors."""
+    """Two films that a question compares. The question names ``one`` first and ``other`` second.
+
+    If ``reads_directors`` is True, the answer is on the pages of the directors.
+    """
 
     one: DirectedFilm
     other: DirectedFilm

@@ -44,4 +44,4 @@ READING_EXAMPLES: tuple[Message, ...] = (
     Message.user(f"{render((_EDDA, _OLLE))}\n\nWhere was Edda Lindqvane born?"),
     Message.assistant("<answer>Visby</answer>"),
 )
-"""The solved question for naive RAG, without a search."""
+"""One solved question for the prompt of naive RAG. The pages are in the question, so no search is needed."""

@@ -35,7 +35,7 @@ class FilmFacts:
 
     Attributes:
         films: the films, in the order of the corpus.
-        texts: the text that a search shows of each page, by title.
+        texts: the text of each page, cut as in a search result (:func:`shorten`), by title.
         classes: the split (train, validation or test) of each film and each director, by title.
     """
 
@@ -44,8 +44,9 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return ``values`` with their other spellings on the page ``title``; () if the page contains none of the
-        values.
+        """Return ``values`` and the spellings of these values on a page; () if the page contains none of the values.
+
+        ``title`` is the title of the page.
         """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
         return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()
@@ -95,10 +96,10 @@ def _titles(one: DirectedFilm) -> tuple[str, ...]:
 
 
 def _family(one: DirectedFilm) -> list[str]:
-    """Return the keys (see ``name_key``) of the names that connect a film with other films.
+    """Return the names of a film's family (see :func:`divide_families`), each as a :func:`name_key`.
 
-    The names are the title of the film's page, the title of the director's page, the director, and the director's
-    father.
+    The names are the title of the film's page, the title of the director's page, the director's name, and the name of
+    the director's father.
     """
     person = one.director
     names = (*_titles(one), one.film.director, person.father if person else None)

@@ -32,9 +32,9 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the split of a merged family, from a hash of its alphabetically first ``name``.
+    """Return the split of a family. ``name`` is the first name of the family in alphabetical order.
 
-    The split is the same on every machine.
+    A hash of ``name`` decides the split, so the split is the same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:

@@ -42,8 +42,8 @@ class Settings(BaseModel):
     """The maximum number of pages that a search returns."""
 
     turns: int = Field(default=7, ge=1)
-    """The maximum number of actions in an episode: the searches and the answer. A bridge-comparison needs four
-    searches."""
+    """The maximum number of actions in an episode: the searches and the answer. A question of the kind
+    "bridge-comparison" (see ``KINDS``) needs four searches."""
 
 
 def read_settings(data: Path | None) -> Settings:

@@ -20,10 +20,11 @@ class _TooLong(BaseException):
 
 
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
-    """Print the outcomes as JSON: for each function, a list with one text per version (:func:`outcome_of`).
+    """Test several versions of each function, and print the results as JSON.
 
     ``functions`` has a tuple (code that runs first, sources of the versions, tests) per function. A test is a pair
-    (call, expected value).
+    (call, expected value). The JSON text has one list per function, with one text per version, such as "ppf"
+    (:func:`outcome_of`).
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -48,7 +49,7 @@ def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
 
 
 def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
-    """Return the letter of one test (see :func:`outcome_of`)."""
+    """Run one test, and return "p" (passes), "f" (fails) or "x" (unusable), as defined in :func:`outcome_of`."""
     steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
