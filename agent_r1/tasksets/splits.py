@@ -86,7 +86,7 @@ def all_questions(splits: Splits[Question]) -> tuple[Question, ...]:
 
 
 def tasks_function(splits: Splits[Question], data: Path) -> Callable[[str], Sequence[Task]]:
-    """Return a function from a split to its tasks. It raises InvalidInput if the split has no questions."""
+    """Return a function that returns the tasks of a split. The function raises InvalidInput if the split is empty."""
     tasks = {split: tuple(question.task(split) for question in questions) for split, questions in splits.items()}
 
     def of(split: str) -> Sequence[Task]:

@@ -162,7 +162,7 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, nth: int) -> Wiki:
-    """Return a wiki whose only page is an outdated edition of ``title``, which the ``nth`` search finds.
+    """Return a wiki with one page: the outdated edition of the page ``title`` that the ``nth`` search finds.
 
     The edition has the values of the true page, each at a wrong relation. The first 66 searches for a page have
     different editions. Any two of the first four editions differ in the value of every relation.

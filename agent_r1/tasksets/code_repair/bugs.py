@@ -135,7 +135,7 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 
 
 def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
-    """Yield a bug for each mutation that is a bug (see :func:`plant_bugs`).
+    """Yield a :class:`Bug` for each mutation that meets the conditions in :func:`plant_bugs`.
 
     ``outcomes`` has one text per mutation, with one letter per test (see ``inside/trials.py``).
     """
@@ -174,7 +174,10 @@ def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
 
 
 async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
-    """Return one list per function: the outcomes of the function and of each mutation, one letter per test."""
+    """Return one list per function: a text for the function itself, then a text for each mutation.
+
+    A text such as "ppf" has one letter per test (see ``inside/trials.py``).
+    """
     parts = [functions[start : start + _AT_ONCE] for start in range(0, len(functions), _AT_ONCE)]
     results = await asyncio.gather(*(_run(part, sandbox) for part in parts))
     return [outcome for result in results for outcome in result]

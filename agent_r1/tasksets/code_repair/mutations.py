@@ -59,7 +59,7 @@ class Mutation:
 def mutations(source: str) -> tuple[Mutation, ...]:
     """Return all mutations of a function, without repetitions, in the order of the syntax tree.
 
-    Each mutation differs from the function in exactly one line. ``source`` must be written as by :func:`plain_source`.
+    Each mutation differs from the function in exactly one line. ``source`` must be a text from :func:`plain_source`.
 
     Example:
         >>> [mutation.source.splitlines()[1].strip() for mutation in mutations("def f(x):\\n    return x < 2")]

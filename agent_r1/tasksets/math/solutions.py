@@ -80,7 +80,7 @@ def uncomputed_sum(answer: str) -> str:
 
 
 def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
-    """Return the mathematical expressions of a question that differ from the gold answer."""
+    """Return the mathematical expressions of a question, except expressions with the same text as the gold answer."""
     return tuple(
         each for each in expressions(question) if not same_text(normalize_answer(gold), normalize_answer(each))
     )

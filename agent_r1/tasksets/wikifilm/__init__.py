@@ -30,10 +30,10 @@ from agent_r1.tasksets.wikifilm.questions import build_questions
 from agent_r1.tasksets.wikifilm.settings import KINDS, Settings, read_settings
 
 TITLE = 200
-"""The number of characters of a search result that are reserved for the title of one page."""
+"""The number of characters that a search result reserves for the title of one page."""
 
 QUESTION = 400
-"""The number of characters of a search result that are reserved for the question, which every result repeats."""
+"""The number of characters that a search result reserves for the question. Every search result repeats the question."""
 
 RECIPE: Mapping[str, Any] = {
     "tool_format": "tags",
