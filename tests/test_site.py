@@ -60,7 +60,7 @@ def exists(option: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`(--[a-z_-]+(?:\.[A-Za-z_]+)*)", page.read_text())
+    named = re.findall(r"`(--[a-z0-9_-]+(?:\.[A-Za-z_]+)*)", page.read_text())
     assert {option for option in named if not exists(option)} <= FOREIGN
 
 

@@ -14,6 +14,9 @@ adapter, or a broadcast between GPUs."""
 
 Dtype = Literal["float32", "bfloat16"]
 
+ProductPrecision = Literal["float32", "tf32", "bfloat16"]
+"""The precision of matrix products: 24, 11 or 8 significant bits. TF32 is a mode of GPUs for tensors in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:

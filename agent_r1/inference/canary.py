@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.threads import run_in_thread
-from agent_r1.core.weights import Canary, CanaryPrompt, Dtype
+from agent_r1.core.weights import Canary, CanaryPrompt, ProductPrecision
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
 """The number of fixed prompts that test the weights of a server, and the number of tokens in each prompt.
@@ -54,8 +54,9 @@ class Band:
     floor: float
 
 
-BANDS: Mapping[Dtype, Band] = {
+BANDS: Mapping[ProductPrecision, Band] = {
     "float32": Band(mean=2e-4, maximum=2e-3, floor=2e-5),
+    "tf32": Band(mean=1e-2, maximum=0.3, floor=0.05),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
 """The accepted differences, by the data type of the server."""
@@ -116,9 +117,9 @@ class LogprobGap:
     def __str__(self) -> str:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
-    def is_rounding(self, dtype: Dtype) -> bool:
-        """Return whether rounding errors of ``dtype`` explain the gap. If the gap is NaN, return False."""
-        band = BANDS[dtype]
+    def is_rounding(self, precision: ProductPrecision) -> bool:
+        """Return whether rounding errors of ``precision`` explain the gap. If the gap is NaN, return False."""
+        band = BANDS[precision]
         return self.mean <= band.mean and self.largest <= band.maximum
 
 
@@ -160,7 +161,7 @@ class CanaryResult:
     readings: tuple[CanaryReading, ...]
 
 
-def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) -> str | None:
+def find_mismatch(now: CanaryResult, before: CanaryResult | None, precision: ProductPrecision) -> str | None:
     """Return a text that says how the log-probabilities of server and trainer disagree, or None if they agree.
 
     Server and trainer agree if rounding errors explain the differences in two comparisons:
@@ -169,16 +170,17 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, dtype: Dtype) 
     - The server's changes from ``before`` to ``now`` are compared with the trainer's changes. Most rounding errors
       cancel out in a change. So a server with old weights is found even after a small optimizer step.
 
-    If ``before`` is None, only the first comparison is made. ``dtype`` is the data type of the server.
+    If ``before`` is None, only the first comparison is made. ``precision`` is the lower precision of server and
+    trainer.
     """
-    band = BANDS[dtype]
+    band = BANDS[precision]
     expected, found = _values(now.canary), _values(now.readings)
     if not found.keys() <= expected.keys():
         return "its most likely tokens are not among the trainer's"
     gaps = [abs(expected[place] - logprob) for place, logprob in found.items()]
     mean, largest = sum(gaps) / len(gaps), max(gaps)
     if not (mean <= band.mean and largest <= band.maximum):  # NaN is a mismatch, because the comparison is false
-        limits = f"at most {band.mean:g} and {band.maximum:g} in {dtype}"
+        limits = f"at most {band.mean:g} and {band.maximum:g} in {precision}"
         return f"its log-probabilities differ from the trainer's by {mean:.3g}, at most {largest:.3g} ({limits})"
     if before is None:
         return None

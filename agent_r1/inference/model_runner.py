@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.weights import ProductPrecision
 from agent_r1.inference.image_cache import ImageCache
 from agent_r1.inference.kv_cache import (
     ATTENTION,
@@ -28,6 +29,7 @@ from agent_r1.inference.kv_cache import (
 from agent_r1.inference.llama_decode import LlamaDecoder
 from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import embed_with_images, text_decoder
+from agent_r1.model.weights import product_precision
 
 PREFILL_MULTIPLE = 16
 """The number of new tokens in a prefill pass is rounded up to a multiple of this number. The added tokens are
@@ -77,7 +79,7 @@ only the rows with a running request, not all rows of a block.
 """
 
 PROBE_TOKENS = 24
-PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+PROBE_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 1e-1}
 """The largest accepted difference between logits with and without the KV cache, relative to the largest logit."""
 
 
@@ -344,7 +346,8 @@ def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
     if not bool(logits.isfinite().all() and expected.isfinite().all()):
         do = "use a model whose weights have an ordinary size: on a short prompt its logits are NaN or infinite"
         raise InvalidInput("model", got=type(model).__name__, do=do)
-    if not torch.allclose(logits, expected, rtol=0, atol=PROBE_TOLERANCE[model.dtype] * float(expected.abs().max())):
+    tolerance = PROBE_TOLERANCE[product_precision("bfloat16" if model.dtype == torch.bfloat16 else "float32")]
+    if not torch.allclose(logits, expected, rtol=0, atol=tolerance * float(expected.abs().max())):
         raise _unsupported(model, f"its logits differ by {float((logits - expected).abs().max()):.2g}")
     return runner.blocks[0].bytes_per_token
 

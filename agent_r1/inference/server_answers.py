@@ -13,6 +13,7 @@ from agent_r1.core.inference import SamplingParams, TopLogprobs
 from agent_r1.core.weights import Canary, Dtype
 from agent_r1.inference.canary import CanaryReading, CanaryResult, find_mismatch
 from agent_r1.inference.server_client import ReplicaError
+from agent_r1.model.weights import product_precision
 
 
 class Answer(BaseModel):
@@ -79,6 +80,6 @@ class CanaryCheck:
         log-probabilities for the tokens of a prompt.
         """
         result = CanaryResult(canary, tuple([await read(prompt.token_ids) for prompt in canary]))
-        if mismatch := find_mismatch(result, self._passed, self._dtype):
+        if mismatch := find_mismatch(result, self._passed, product_precision(self._dtype)):
             raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
         self._passed = result

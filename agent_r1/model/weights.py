@@ -14,13 +14,19 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.weights import Dtype
+from agent_r1.core.weights import Dtype, ProductPrecision
 from agent_r1.model.adapter import copy_sharing_frozen
 from agent_r1.model.onednn import PLAIN_LINEAR
 
 M = TypeVar("M", bound=nn.Module)
 
 DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def product_precision(dtype: Dtype) -> ProductPrecision:
+    """Return the precision in which a GPU of this process multiplies matrices of type ``dtype``."""
+    uses_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if uses_tf32 and dtype == "float32" else dtype
 
 
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:

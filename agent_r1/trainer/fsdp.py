@@ -26,7 +26,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
 from agent_r1.model.forward import supports_tree_mask
 from agent_r1.model.tensor_files import TensorFiles
-from agent_r1.model.weights import weights_checksum
+from agent_r1.model.weights import product_precision, weights_checksum
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.protocol import (
     MODULES,
@@ -100,6 +100,7 @@ class FsdpTrainer:
             device=model.device.type,
             threads=threads,
             random_state=torch.get_rng_state(),
+            tf32=product_precision("float32") == "tf32",
         )
         ranks.start(partial(RankTrainer, settings))
 

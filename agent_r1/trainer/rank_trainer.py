@@ -23,6 +23,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import by_sequence
 from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, without_adapter
+from agent_r1.model.device import use_tf32
 from agent_r1.model.tensor_files import write_rows
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.weights import cast_parameters, checkpoint_activations
@@ -55,6 +56,7 @@ class RankSettings:
         modules: the names of the Python modules that define components of the algorithm.
         device: ``cpu`` or ``cuda``.
         random_state: the state of torch's random number generator, from which the new weights of a critic are drawn.
+        tf32: whether GPUs multiply float32 matrices in TF32.
     """
 
     model: PreTrainedModel
@@ -66,6 +68,7 @@ class RankSettings:
     device: str
     threads: int
     random_state: Tensor
+    tf32: bool
 
 
 class RankTrainer:
@@ -78,6 +81,8 @@ class RankTrainer:
     def __init__(self, settings: RankSettings) -> None:
         torch.set_num_threads(settings.threads)
         torch.set_rng_state(settings.random_state)
+        if settings.tf32:
+            use_tf32(settings.device)
         for module in settings.modules:
             _import(module)
         algorithm = as_algorithm(settings.algorithm, "")

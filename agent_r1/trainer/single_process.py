@@ -31,6 +31,7 @@ from agent_r1.model.weights import (
     cast_parameters,
     checkpoint_activations,
     mixed_precision,
+    product_precision,
     weights_checksum,
 )
 from agent_r1.trainer.config import TrainerConfig
@@ -309,7 +310,9 @@ def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None) -> str:
     shared = "no shared prefixes"
     if sharing is not None:
         shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"
-    return f"products by {'oneDNN' if onednn else 'PyTorch'} and {shared}"
+    library = "oneDNN" if onednn else "PyTorch"
+    precision = " in TF32" if product_precision("float32") == "tf32" else ""
+    return f"products by {library}{precision} and {shared}"
 
 
 def syncs_reference(algorithm: Algorithm) -> bool:

@@ -22,7 +22,7 @@ from agent_r1.workers.config import EnvironmentConfig
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("record_tokens", "track", "profile"),
-    *("device", "threads", "concurrency", "episode_seconds", "score_seconds"),
+    *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm", "sglang")),

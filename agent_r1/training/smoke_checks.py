@@ -19,11 +19,12 @@ from agent_r1.core.tasks import child_task
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory
-from agent_r1.core.weights import Canary, Dtype
+from agent_r1.core.weights import Canary, ProductPrecision
 from agent_r1.gateway import AgentProgramEnv
 from agent_r1.inference.canary import BANDS, LogprobGap, compute_canary, measure_gap
 from agent_r1.inference.policy_engine import PolicyEngine
 from agent_r1.model.adapter import trained_weights
+from agent_r1.model.weights import product_precision
 from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.rollout.scripted_agent import ScriptedAgent
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
@@ -38,7 +39,7 @@ from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_ch
 
 GROUPS, MAX_GROUP_SIZE = 2, 4
 
-GRADIENT_TOLERANCE: Mapping[Dtype, float] = {"float32": 1e-3, "bfloat16": 5e-2}
+GRADIENT_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """The largest allowed difference between an update by one rank and the same update by several ranks.
 
 The key is the trainer's data type. The limit holds for the relative difference of the gradients, and for the difference
@@ -177,7 +178,7 @@ class SmokeChecks:
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
         config, gap = self._runtime.config, self._update.metrics["logprob_gap"]
-        limit = config.monitor.gap_limit(config.trainer.dtype, config.engine.dtype)
+        limit = config.monitor.gap_limit(*map(product_precision, (config.trainer.dtype, config.engine.dtype)))
         shown = f"{self._update.metrics['logprob_gap_mean']:.2g} on average, {gap:.2g} at most (limit {limit:g})"
         return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
 
@@ -252,7 +253,7 @@ class SmokeChecks:
         gradient = first_moments((await run_in_thread(runtime.updater.state)).tensors)
         norms, losses = (largest_gap(self._update, expected, ending) for ending in ("_gradient_norm", "_loss"))
         difference = max(relative_difference(self._gradient, gradient), norms)
-        limit, ranks = GRADIENT_TOLERANCE[config.trainer.dtype], config.trainer.ranks
+        limit, ranks = GRADIENT_TOLERANCE[product_precision(config.trainer.dtype)], config.trainer.ranks
         shown = f"between 1 and {ranks} ranks, gradients differ by {difference:.2g} and losses by {losses:.2g}"
         is_same = difference <= limit and losses <= limit
         return (accept if is_same else reject)(f"{shown} (limit {limit:g})", gradient=difference, loss=losses)
@@ -260,9 +261,9 @@ class SmokeChecks:
     async def _compare_replicas(self) -> CheckOutcome:
         if lost := self._lost_replicas():
             return reject(lost)
-        dtype, model = self._runtime.config.engine.dtype, self._runtime.policy.model
-        band = BANDS[dtype]
-        limits = f"limits {band.mean:g} and {band.maximum:g} in {dtype}"
+        precision, model = product_precision(self._runtime.config.engine.dtype), self._runtime.policy.model
+        band = BANDS[precision]
+        limits = f"limits {band.mean:g} and {band.maximum:g} in {precision}"
         gaps, wrong = list[LogprobGap](), list[str]()
         for name, replica in _replicas(self._runtime.engine).items():
             try:
@@ -274,7 +275,7 @@ class SmokeChecks:
                 wrong.append(f"{name} answered nothing for {self._limit:g} s")
             else:
                 differs = f"{name}: its log-probabilities differ from the trainer's by {gaps[-1]} ({limits})"
-                wrong += [] if gaps[-1].is_rounding(dtype) else [differs]
+                wrong += [] if gaps[-1].is_rounding(precision) else [differs]
         if wrong:
             return reject("; ".join(wrong))
         worst = max(gaps, key=lambda gap: gap.mean)
@@ -308,7 +309,7 @@ class SmokeChecks:
         Return the mean change of the log-probabilities. ``before`` has the log-probabilities with the weights
         ``original``.
         """
-        wanted = VISIBLE_CHANGE * BANDS[self._runtime.config.engine.dtype].mean
+        wanted = VISIBLE_CHANGE * BANDS[product_precision(self._runtime.config.engine.dtype)].mean
         scale, change = 0.01, 0.0
         for _ in range(MAX_DOUBLINGS):
             self._runtime.updater.load_weights(with_noise(original, scale))

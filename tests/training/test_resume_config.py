@@ -90,6 +90,7 @@ MORE: dict[str, Any] = {
     "splits": ("style-a", "paraphrased"),
     "pass_attempts": 2,
     "device": "cpu",
+    "tf32": True,
     "threads": 2,
     "concurrency": 2,
     "data": "/moved/questions.json",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import Group
-from agent_r1.core.weights import Dtype, PolicyVersion
+from agent_r1.core.weights import PolicyVersion, ProductPrecision
 from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import UpdateReport
 from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_reason, shorten_reason
@@ -87,9 +87,12 @@ class HealthCheck:
 
 
 def metric_checks(
-    config: MonitorConfig, max_staleness: int, trainer: Dtype = "float32", engine: Dtype = "float32"
+    config: MonitorConfig,
+    max_staleness: int,
+    trainer: ProductPrecision = "float32",
+    engine: ProductPrecision = "float32",
 ) -> tuple[HealthCheck, ...]:
-    """Return the checks of a step's metrics, for the data types of trainer and engine."""
+    """Return the checks of a step's metrics, for the precisions of trainer and engine."""
     return (
         HealthCheck(
             metric="skipped_steps",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.core.weights import Dtype
+from agent_r1.core.weights import ProductPrecision
+
+RATIO_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 0.1, "bfloat16": 1.0}
+GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 1.0}
 
 
 class MonitorConfig(BaseModel):
@@ -29,11 +34,11 @@ class MonitorConfig(BaseModel):
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or
-    1 if the trainer computes in bfloat16."""
+    0.1 or 1 if the trainer computes in TF32 or bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
     """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
-    newest weights. None: 0.01, or 1 if one of the two computes in bfloat16."""
+    newest weights. None: 0.01, or 0.5 or 1 if one of the two computes in TF32 or bfloat16."""
 
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
@@ -58,10 +63,10 @@ class MonitorConfig(BaseModel):
     """Number of steps over which the check of true_reward averages. The check compares the mean of the last steps with
     the highest mean of as many consecutive earlier steps."""
 
-    def ratio_limit(self, trainer: Dtype) -> float:
-        """Return ``ratio_deviation``, or its default for the trainer's data type."""
-        return self.ratio_deviation or (1e-3 if trainer == "float32" else 1.0)
+    def ratio_limit(self, trainer: ProductPrecision) -> float:
+        """Return ``ratio_deviation``, or its default for the precision of the trainer."""
+        return self.ratio_deviation or RATIO_LIMITS[trainer]
 
-    def gap_limit(self, trainer: Dtype, engine: Dtype) -> float:
-        """Return ``logprob_gap``, or its default for the data types of trainer and engine."""
-        return self.logprob_gap or (1e-2 if trainer == engine == "float32" else 1.0)
+    def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
+        """Return ``logprob_gap``, or its default for the precisions of trainer and engine."""
+        return self.logprob_gap or max(GAP_LIMITS[trainer], GAP_LIMITS[engine])

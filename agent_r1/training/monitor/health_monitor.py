@@ -10,6 +10,7 @@ from pathlib import Path
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import LogEvent, Recorder
 from agent_r1.core.weights import PolicyVersion
+from agent_r1.model.weights import product_precision
 from agent_r1.store.folder import run_argument
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
 from agent_r1.training.config import TrainConfig
@@ -64,7 +65,8 @@ class HealthMonitor:
         shortest = min(MIN_WINDOW_GROUPS * config.group_size, MIN_WINDOW_ATTEMPTS)
         window = max(min(limits.failure_window, longest), shortest)
         self._breaker = CircuitBreaker(limits.failure_share, window, run=run_argument(folder))
-        checks = metric_checks(limits, config.max_staleness, config.trainer.dtype, config.engine.dtype)
+        trainer, engine = product_precision(config.trainer.dtype), product_precision(config.engine.dtype)
+        checks = metric_checks(limits, config.max_staleness, trainer, engine)
         # Guided tokens are sampled from another distribution than the policy's, whose difference is the guidance.
         guided = config.decode.method != "plain"
         self._metric_checks = tuple(check for check in checks if not (guided and check.metric == LOGPROB_GAP))

@@ -1,0 +1,80 @@
+"""TF32: who switches it on, and which differences then count as rounding errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from agent_r1.core.weights import ProductPrecision
+from agent_r1.inference.canary import BANDS, LogprobGap
+from agent_r1.inference.model_runner import PROBE_TOLERANCE
+from agent_r1.model.device import use_tf32
+from agent_r1.model.load import load_model
+from agent_r1.model.weights import product_precision
+from agent_r1.trainer.single_process import describe_arithmetic
+from agent_r1.training import policy
+from agent_r1.training.config import EvalConfig
+from agent_r1.training.monitor.config import GAP_LIMITS, RATIO_LIMITS
+from agent_r1.training.smoke_checks import GRADIENT_TOLERANCE
+
+
+@pytest.fixture(autouse=True)
+def _restore_precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not() -> None:
+    use_tf32("cpu")
+    assert product_precision("float32") == "float32"
+    use_tf32("cuda:1")
+    assert (product_precision("float32"), product_precision("bfloat16")) == ("tf32", "bfloat16")
+    assert describe_arithmetic(False, None) == "products by PyTorch in TF32 and no shared prefixes"
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_the_setting_switches_tf32_on_for_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
+    devices: list[str] = []
+    monkeypatch.setattr(policy, "use_tf32", devices.append)
+    policy.load_policy(EvalConfig(model="tiny-base", tf32=tf32, device="cpu"), None)
+    assert devices == (["cpu"] if tf32 else [])
+
+
+@pytest.mark.parametrize("limits", [RATIO_LIMITS, GAP_LIMITS, PROBE_TOLERANCE, GRADIENT_TOLERANCE])
+def test_each_limit_on_rounding_errors_grows_with_lower_precision(limits: dict[ProductPrecision, float]) -> None:
+    assert limits["float32"] < limits["tf32"] < limits["bfloat16"]
+
+
+def test_rounding_to_tf32_is_within_the_limits_of_tf32_and_beyond_those_of_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = load_model("tiny-base", torch.float32).eval()
+    ids = torch.randint(model.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0))
+    exact = _scores(model, ids)
+    linear = functional.linear
+    monkeypatch.setattr(functional, "linear", partial(_rounded_linear, linear))
+    difference = (_scores(model, ids) - exact).abs()
+    gap = LogprobGap(float(difference.mean()), float(difference.max()))
+    assert gap.is_rounding("tf32") and not gap.is_rounding("float32"), (gap, BANDS)
+
+
+@torch.no_grad()
+def _scores(model: Any, ids: Tensor) -> Tensor:
+    logprobs = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+    return logprobs.gather(2, ids[:, 1:, None])
+
+
+def _rounded_linear(linear: Any, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return linear(_to_tf32(states), _to_tf32(weight), bias)
+
+
+def _to_tf32(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` with 11 significant bits, rounded to the nearest, ties to even: float32 has 24."""
+    bits = tensor.detach().contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
