@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.model.device import choose_device
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
@@ -114,7 +115,7 @@ def load_encoder(
     if tokenizer.pad_token is None:
         raise InvalidInput("encoder", got=name, do="name one whose tokenizer has a padding token")
     tokenizer.padding_side = "right"  # so that the first position holds the first token
-    model = _load_model(folder, name).to(_device(device))  # type: ignore[arg-type]
+    model = _load_model(folder, name).to(choose_device(device))  # type: ignore[arg-type]
     tokens = min(max_tokens, tokenizer.model_max_length, int(model.config.max_position_embeddings))
     return SentenceEncoder(model, tokenizer, _pooling(folder, pooling, name), tokens, batch)
 
@@ -161,10 +162,3 @@ def _declared_pooling(file: Path, name: str) -> Pooling | None:
         if settings.get(key):
             return pooling  # type: ignore[return-value]
     raise InvalidInput("encoder", got=f"{name}, which pools in another way", do="name one that pools by mean or cls")
-
-
-def _device(name: str) -> str:
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise InvalidInput("device", got=name, do="use cpu or auto: torch sees no GPU on this machine")
-    return ("cuda" if has_gpu else "cpu") if name == "auto" else name
