@@ -29,7 +29,7 @@ from agent_r1.export.model import find_weights
 from agent_r1.store import AttemptFilter, AttemptSummary, RunReader, is_run, run_folder
 from agent_r1.training.config import ChatConfig, TrainConfig, resolve_config
 
-OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "threads", "seed")
+OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "tf32", "threads", "seed")
 """The settings, and groups of settings, that determine how the model answers."""
 
 OF_THE_TASK = ("taskset", "data", "corpus", "encoder", "sandbox")

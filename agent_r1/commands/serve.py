@@ -14,7 +14,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.store import is_run, run_folder
 from agent_r1.training.config import EvalConfig, TrainConfig
 
-GROUPS = ("context", "max_tokens", "tool_format", "device", "threads", "tags", "engine")
+GROUPS = ("context", "max_tokens", "tool_format", "device", "tf32", "threads", "tags", "engine")
 """Settings, and groups of settings, that a served model uses."""
 
 KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in GROUPS)

@@ -20,10 +20,11 @@ def choose_device(name: str) -> str:
     return name
 
 
-def use_tf32(device: str) -> None:
-    """Let GPUs multiply float32 matrices in TF32, in all threads of this process. No effect if ``device`` is a CPU.
+def set_product_precision(device: str, tf32: bool) -> None:
+    """Let GPUs multiply float32 matrices in TF32 or, if ``tf32`` is False, in float32, in all threads of this process.
 
-    All sums stay in float32. The inputs of a product have 11 instead of 24 significant bits.
+    In TF32, the inputs of a product have 11 instead of 24 significant bits. Sums stay in float32. No effect if
+    ``device`` is a CPU.
     """
     if device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -23,7 +23,7 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import by_sequence
 from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, without_adapter
-from agent_r1.model.device import use_tf32
+from agent_r1.model.device import set_product_precision
 from agent_r1.model.tensor_files import write_rows
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.weights import cast_parameters, checkpoint_activations
@@ -81,8 +81,7 @@ class RankTrainer:
     def __init__(self, settings: RankSettings) -> None:
         torch.set_num_threads(settings.threads)
         torch.set_rng_state(settings.random_state)
-        if settings.tf32:
-            use_tf32(settings.device)
+        set_product_precision(settings.device, settings.tf32)
         for module in settings.modules:
             _import(module)
         algorithm = as_algorithm(settings.algorithm, "")

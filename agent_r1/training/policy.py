@@ -13,7 +13,7 @@ from agent_r1.core.packages import require_extra
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.weights import Dtype
 from agent_r1.model.adapter import add_adapter, has_adapter
-from agent_r1.model.device import choose_device, use_tf32
+from agent_r1.model.device import choose_device, set_product_precision
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import load_images, load_model, load_stop_ids, load_tokenizer
 from agent_r1.model.names import NAMED_MODELS
@@ -72,8 +72,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     except UnsupportedChat as error:
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     device = choose_device(config.device)
-    if config.tf32:
-        use_tf32(device)
+    set_product_precision(device, config.tf32)
     model = load_model(name, DTYPES[dtype]).to(device)  # type: ignore[arg-type]
     embedded = int(model.config.get_text_config().vocab_size)
     if len(tokenizer) > embedded:

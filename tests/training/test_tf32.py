@@ -14,7 +14,7 @@ from torch.nn import functional
 from agent_r1.core.weights import ProductPrecision
 from agent_r1.inference.canary import BANDS, LogprobGap
 from agent_r1.inference.model_runner import PROBE_TOLERANCE
-from agent_r1.model.device import use_tf32
+from agent_r1.model.device import set_product_precision
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import product_precision
 from agent_r1.trainer.single_process import describe_arithmetic
@@ -31,19 +31,21 @@ def _restore_precision() -> Iterator[None]:
 
 
 def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not() -> None:
-    use_tf32("cpu")
+    set_product_precision("cpu", tf32=True)
     assert product_precision("float32") == "float32"
-    use_tf32("cuda:1")
+    set_product_precision("cuda:1", tf32=True)
     assert (product_precision("float32"), product_precision("bfloat16")) == ("tf32", "bfloat16")
     assert describe_arithmetic(False, None) == "products by PyTorch in TF32 and no shared prefixes"
+    set_product_precision("cuda:1", tf32=False)
+    assert product_precision("float32") == "float32"
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_the_setting_switches_tf32_on_for_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
-    devices: list[str] = []
-    monkeypatch.setattr(policy, "use_tf32", devices.append)
+def test_the_setting_reaches_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
+    calls: list[tuple[str, bool]] = []
+    monkeypatch.setattr(policy, "set_product_precision", lambda *call: calls.append(call))
     policy.load_policy(EvalConfig(model="tiny-base", tf32=tf32, device="cpu"), None)
-    assert devices == (["cpu"] if tf32 else [])
+    assert calls == [("cpu", tf32)]
 
 
 @pytest.mark.parametrize("limits", [RATIO_LIMITS, GAP_LIMITS, PROBE_TOLERANCE, GRADIENT_TOLERANCE])
