@@ -162,9 +162,10 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading under which ``--help`` lists a setting: the name and description of its group.
+    """Return the heading under which ``--help`` lists the setting ``key``.
 
-    A setting outside of groups has the heading ``section`` of the class that declares the setting.
+    For a key with a dot, such as ``trainer.ranks``, the heading is the name and the description of the group
+    ``trainer``. For other keys, the heading is the attribute ``section`` of the class that declares the setting.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]

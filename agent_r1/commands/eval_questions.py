@@ -21,10 +21,9 @@ def with_unseen_questions(
 
     - If the model's run was trained on the data file ``config.data``, return the task set unchanged: its test splits
       hold no training questions.
-    - If the run was trained on a different data file, remove the training questions of the run.
-    - Otherwise, remove no questions.
-
-    In the last two cases, evaluate the split ``taskset.whole`` (all tasks), if the task set has this split.
+    - If the run was trained on a different data file, remove the training questions of the run from all splits. The
+      evaluation then uses the split with all tasks (``taskset.whole``), if there is one.
+    - Otherwise, remove no questions. The evaluation uses the split with all tasks here, too.
 
     Args:
         trained: the settings of the model's run. None: the model does not belong to a run.

@@ -31,8 +31,8 @@ refused."""
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
 
-    RUN is the name or the folder of a recorded run. The prediction uses the attempts of the first RUN, the recorded
-    times of its environments, and its value of each setting that you do not give.
+    RUN is the name or the folder of a recorded run. The prediction uses the attempts, the times of the environments and
+    the settings of the first RUN. Settings that you give replace the settings of the RUN.
 
     With --gpu, the times of engine and trainer are computed for a GPU. Without --gpu, these times are taken from the
     profiles of all RUNs. Then each RUN must have used the embedded engine and --profile. Several runs with different

@@ -100,9 +100,10 @@ def show(
 
 
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
-    """Return whether an option such as ``--status`` asks for a list of attempts.
+    """Return whether the command line has an option that asks for a list of attempts, such as ``--status failed``.
 
-    Raise InvalidInput if such an option is given with an attempt, a metric or ``--critic``.
+    Raise InvalidInput if such an option is combined with a metric or ``--critic``. With an attempt, only
+    ``--sort`` and ``--limit`` raise InvalidInput, because options such as ``--status`` select the attempt.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)

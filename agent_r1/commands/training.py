@@ -106,7 +106,10 @@ def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainR
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Raise InvalidInput if the task set of a run is defined in a file of the user. The error asks for this file."""
+    """Raise InvalidInput if the task set ``taskset`` of a run is not built in. Call this if the user gave no file.
+
+    The error asks for the Python file that defines the task set. ``folder`` is the folder of the run.
+    """
     if taskset not in agent_r1.tasksets.TASKSETS:
         with closing(RunReader(folder)) as reader:
             file = read_file(reader)
@@ -153,9 +156,10 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings of a run that also hold for an evaluation of the run. ``own`` has all settings of the run.
+    """Return the settings ``own`` of a run without the settings that an evaluation of the run must not use.
 
-    If ``other_taskset`` is true, the run was trained on one task set, and is evaluated on a different task set.
+    If ``other_taskset`` is true, the run is evaluated on a different task set than in training. Then settings such as
+    ``data`` and ``corpus`` are left out, too.
     """
     # Only the user can choose to evaluate without a sandbox. The critic that guided the training (decode) need not
     # guide the evaluation.

@@ -71,7 +71,10 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder of runs or of one run. Raise InvalidInput if the folder holds no run."""
+    """Return the folder that the argument ``run`` names: the folder of one run, or a folder with several runs.
+
+    Raise InvalidInput if the folder contains no run.
+    """
     from agent_r1.viewer import Catalog
 
     folder = named_folder(run)

@@ -95,10 +95,10 @@ class ExecutesCode(Protocol):
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest isolation of several components. ``levels`` are their values of :attr:`ExecutesCode.sandbox`.
+    """Return the weakest sandbox in ``levels``: the first text that begins with "none", otherwise the first text.
 
-    If a text begins with "none" (no isolation), return the first such text. Otherwise return the first text. If there
-    is no text, because no component executes code, return None.
+    ``levels`` has the attribute :attr:`ExecutesCode.sandbox` of each component: a text, or None if the component
+    executes no code. If there is no text, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

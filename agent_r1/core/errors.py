@@ -12,7 +12,7 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""The maximum length of a value from which credentials are removed before the value is shortened.
+"""If a value has at most this many characters, an error message removes credentials before it shortens the value.
 
 A longer value is shortened first.
 """

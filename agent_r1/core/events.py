@@ -52,7 +52,10 @@ class AttemptFate:
 
 @dataclass(frozen=True, slots=True)
 class TokensRecorded:
-    """An event: an update computed token records. The setting ``record_tokens`` limits the groups per step."""
+    """An event: an update computed numbers, such as advantages, for each action token of a few groups.
+
+    The setting ``record_tokens`` is the maximum number of these groups per step.
+    """
 
     records: tuple[TokenRecord, ...]
 

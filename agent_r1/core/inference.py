@@ -221,7 +221,8 @@ class InferenceEngine(Protocol):
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt. Raise EngineError if the generation fails.
 
-        Without ``session_id``, the KV cache of the prompt need not be kept.
+        With ``session_id``, the engine can keep the KV cache of the prompt for later prompts of the conversation, until
+        :meth:`release` is called. Without ``session_id``, the engine need not keep the KV cache.
         """
         ...
 

@@ -54,8 +54,7 @@ _EXCLUSIVE = frozenset({Part.VALIDATION})
 """Parts that get all of the wall time while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that often only wait, for example for a server. They get time only while no part outside of
-this set is active."""
+"""Parts that often only wait, for example for a server. While any other part is active, these parts get no time."""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -164,12 +163,12 @@ class StepProfiler:
     Time counts for the active part. Several active parts share the time equally, with two exceptions:
 
     - While a validation is active, the validation gets all of the time.
-    - Tools, rewards, servers and ranks often only wait. They get time only while no part outside of
-      these four is active.
+    - Tools, rewards, servers and ranks often only wait. While any other part is active, these four get no time.
 
     If no part is active, CPU time counts as "other", and the rest as "waiting".
 
-    On a GPU, a part ends when its work is queued. The part that waits for the result gets the time of the work.
+    A part that uses a GPU only queues its work there. The time of the work counts for the part that waits for the
+    result.
     """
 
     def __init__(

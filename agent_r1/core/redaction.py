@@ -86,9 +86,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Redact a web address ``match`` that was found inside a longer address.
+    """Replace the credentials in ``match`` with ``***``. ``match`` is a web address inside a longer web address.
 
-    If ``match`` has a user name and itself contains an address, all of ``match`` is hidden:
+    If ``match`` has a user name and contains a third address, hide everything after its scheme:
     ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])

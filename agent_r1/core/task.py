@@ -60,7 +60,10 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput, which names ``what``, if ``text`` is not text or contains a lone surrogate."""
+    """Raise InvalidInput if ``text`` is not a str, or contains a lone surrogate (half a character).
+
+    The error names ``what``, such as "id of task 7".
+    """
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:

@@ -23,16 +23,16 @@ call is represented by a new object.
 
 
 class ProtectedTask(asyncio.Task[T]):
-    """An asyncio task that a call of user code can cancel only if the task was started inside this call.
+    """An asyncio task with a scope. The scope decides which code can cancel the task.
 
-    Each task has a scope: the calls of user code in which its code runs, from the outermost to the innermost. The scope
-    of the run's own code is (). A tool that an environment calls has the scope (environment, tool).
+    All code has a scope, too. The scope lists the calls of user code in which the code runs, the outermost call first:
 
-    Code with the scope s can cancel a task if the scope of the task begins with s:
+    - The code of the run itself has the scope ().
+    - An environment has the scope (environment,).
+    - A tool that the environment calls has the scope (environment, tool).
 
-    - The run can cancel every task.
-    - The environment can cancel the task of its tool.
-    - The tool cannot cancel the task of the environment.
+    Code can cancel a task if the scope of the task begins with the scope of the code. So the run can cancel every task.
+    The environment can cancel the task of its tool. The tool cannot cancel the task of the environment.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` with the scope of the caller (see :class:`ProtectedTask`).
+    """Start ``work`` in a :class:`ProtectedTask`, and return the task. The caller can cancel the task.
 
-    For example, a tool that starts such a task can cancel the task. Other tools cannot.
+    User code that ``work`` calls, such as a tool, cannot cancel the task.
     """
     return ProtectedTask(work, _scope.get())
 
@@ -82,7 +82,8 @@ def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` like :func:`asyncio.run`, and return its result.
 
-    User code cannot cancel ``main``, and cannot cancel the asyncio tasks that ``main`` creates outside of user code.
+    User code, such as a tool, cannot cancel ``main``. User code can cancel only the asyncio tasks that user code
+    started, and the task in which the user code runs.
     """
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)

@@ -25,12 +25,12 @@ class TaskSet:
         recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
         evaluation: the splits that an evaluation reports.
         validation: the split that selects the best checkpoint. None: keep the weights of the last step.
-        whole: the split with all tasks, if all tasks come from one file.
+        whole: the split with all tasks; None if no split has all tasks.
         retrieval: returns measures of the retriever's quality on a split.
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
         kind: returns the kind of a training task, for example its number of hops. Each kind is spread evenly over an
             epoch.
-        variants: the environments of the splits that do not use ``env``, by split.
+        variants: maps a split to its environment. All other splits have the environment ``env``.
         measures: computes measures from scored attempts, in addition to the rewards.
         agent: an agent program that acts instead of the agent loop, and calls the policy over HTTP.
         sandbox: the isolation of code that the policy writes. None: no such code is executed.

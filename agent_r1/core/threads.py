@@ -4,9 +4,9 @@ When the process exits, it does not wait for daemon threads. Executors of the st
 so one call that never returns would keep the process alive. Python cannot stop a thread from outside: if the caller is
 cancelled, the work in the thread continues, and the result of the work is dropped.
 
-PyTorch gives up the interpreter's lock while it frees a tensor. If the main thread exits at this moment, the process
-aborts. So a thread that has delivered a result holds no reference to the work, its arguments or its result. After
-``await``, tensors among the arguments and the result are freed only in the thread of the caller.
+A daemon thread must not free a tensor while the process exits: PyTorch would abort the process. So a thread that has
+delivered a result keeps no reference to the work, its arguments or its result. These objects are freed in the thread of
+the caller.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def _job(
 class WorkerThread:
     """A daemon thread that runs jobs one after another, in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Calls of
-    ``run`` that are waiting at this moment, and all later calls, raise an exception.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. When the thread
+    has ended, all calls of ``run`` raise an exception, also the calls that already wait for a result.
 
     Args:
-        ended: a function that returns this exception. None: the exception is a RuntimeError.
+        ended: a function that returns the exception for these calls. None: the exception is a RuntimeError.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -195,8 +195,7 @@ def _resolve(outcomes: list[Outcome]) -> None:
 def _settle_all(outcomes: list[Outcome]) -> None:
     """Set the result or the error of each future in ``outcomes``, in order, and empty the list.
 
-    The list is emptied so that it does not keep the results in memory: the thread that made the list may still refer to
-    the list.
+    Another thread may still refer to the list. An empty list keeps no results in memory.
     """
     outcomes.reverse()
     while outcomes:

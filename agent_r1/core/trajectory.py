@@ -208,25 +208,25 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the observation of the parent of ``turn``, or the opening messages if ``turn`` has no parent.
+        """Return the messages that usually come between the previous action and the action of ``turn``.
 
-        Usually the result is equal to ``turn.new_messages``. If the context was rewritten, for example, the two
-        differ.
+        These messages are the observation of the parent turn, or the opening messages if ``turn`` has no parent.
+        If the context was rewritten, the policy saw different messages: ``turn.new_messages``.
         """
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages``, or () if these messages are equal to :meth:`known_messages`.
+        """Return ``turn.new_messages`` if earlier turns do not contain them, for example a rewritten context.
 
-        So the result holds only messages that cannot be found in the earlier turns, for example a rewritten context.
+        Otherwise return (): ``turn.new_messages`` are equal to :meth:`known_messages`.
         """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
-        """The conversations of the trajectory: one for each turn that no other turn continues, in the order of turns.
+        """The branches of the trajectory, in the order of their last turns.
 
-        Two conversations can share their first turns.
+        A branch ends at each turn that no later turn continues. Two branches can share their first turns.
         """
         continued = {turn.parent for turn in self.turns}
         return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)

@@ -1,8 +1,15 @@
 """Models and checkpoints on disk.
 
-runs/NAME/checkpoints/step-K/   a Hugging Face folder (with LoRA: of the adapter) with trainer.safetensors (with N
-                                ranks: trainer-00001-of-0000N.safetensors ..), trainer.json, progress.json, monitor.json
-runs/NAME/model/                a Hugging Face folder; with LoRA the merged model, and the adapter in model/adapter
+The folder runs/NAME/checkpoints/step-K is a checkpoint. It contains:
+
+- the policy in the format of Hugging Face; with LoRA, only the adapter
+- trainer.safetensors, the tensors of the trainer (with several ranks: trainer-00001-of-00002.safetensors ..)
+- trainer.json, the numbers of the trainer
+- progress.json, the :class:`TrainProgress`
+- monitor.json, the :class:`MonitorState`
+
+The folder runs/NAME/model is the final model in the format of Hugging Face. With LoRA, the adapter is merged into the
+model, and the folder model/adapter contains the adapter alone.
 
 Each folder is complete or does not exist. Its manifest.json has hashes, which are checked when the folder is read.
 """
@@ -167,8 +174,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
-    The newest ``keep`` complete checkpoints are kept. Each checkpoint records the best step at its time. If one of the
-    newest checkpoints records a best step, the checkpoint of that best step is kept too.
+    The newest ``keep`` complete checkpoints are kept. A run that resumes from a checkpoint also needs the weights of
+    the best step by validation up to this checkpoint. So the checkpoints of these best steps are kept, too.
 
     The weights come from ``snapshot``, not from ``model``.
 
@@ -282,10 +289,10 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes ``folder`` with a manifest at the end of the block.
+    """Yield a temporary folder. At the end of the block, write its manifest, and rename the folder to ``folder``.
 
-    The manifest also has the seal, a hash of all rows that the run has recorded. After an error, ``folder`` stays
-    unchanged.
+    The manifest has ``fingerprint``, a hash of each file, and the seal: a hash of all rows that the run has recorded.
+    After an error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary

@@ -60,17 +60,20 @@ class CheckpointManager:
         return self._progress.best
 
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
-        """Validate the last step, if a validation is due. Call this method, then :meth:`copy_if_due`, before the next
-        update.
+        """Evaluate the policy on the validation tasks, if a validation is due after the step ``progress.step``.
 
-        Return metrics such as {"validation_em": 0.62, "validation_f1": 0.65}; {} if the step was not validated.
+        After each update, call this method, then :meth:`copy_if_due`, and only then start the next update.
+
+        Return metrics such as {"validation_em": 0.62, "validation_f1": 0.65}; {} if no validation was due.
         """
         before = self._progress
         self._progress = replace(progress, best=before.best, validated=before.validated)
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def copy_if_due(self, monitor: MonitorState) -> None:
-        """Take a snapshot of the last step and of the state ``monitor``, if a checkpoint is due.
+        """If a checkpoint is due, copy the content of the checkpoint: weights, trainer state and ``monitor``.
+
+        :meth:`start_saving` writes the copy to disk later.
 
         Raises CheckpointError if a checkpoint is due and the previous save failed.
         """
@@ -81,7 +84,7 @@ class CheckpointManager:
             self._snapshot = await run_in_thread(self._take_snapshot)
 
     def start_saving(self) -> None:
-        """Start saving the snapshot of :meth:`copy_if_due`, if there is one.
+        """Start to write the copy that :meth:`copy_if_due` made. If there is no copy, do nothing.
 
         The database must contain all rows up to the step of a checkpoint, so record the step first.
         """
@@ -90,9 +93,9 @@ class CheckpointManager:
             self._snapshot = None
 
     async def save_now(self) -> None:
-        """Save the last step, and wait for the save. Call this method before the next update changes the weights.
+        """Write a checkpoint now, and wait until it is complete. Call this method before the next update.
 
-        Nothing is saved if the step already has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if
+        Do nothing if the last step already has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if
         this save or the previous save fails.
         """
         await self._writer.wait()
@@ -106,7 +109,10 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Validate the last step of the run, if it was not validated before. Return the validation metrics, or {}."""
+        """Evaluate the policy on the validation tasks at the end of the run. Return the validation metrics.
+
+        Return {} if the policy was already evaluated after the last step, or if validation is disabled.
+        """
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}
         await self._writer.wait()

@@ -125,9 +125,10 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
 
 
 def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
-    """Return ``state`` with the weights of its best step.
+    """Read the weights of the best step, and return ``state`` with these weights.
 
-    If these weights are lost, the returned state has no best step, and two events that report the loss are added.
+    If the checkpoint of the best step is corrupt, return ``state`` without a best step, and with two more events, which
+    say that the checkpoint is corrupt.
     """
     best = state.progress.best
     assert best is not None

@@ -15,7 +15,7 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreaker, normalize_
 from agent_r1.training.monitor.config import MonitorConfig
 
 LOGPROB_GAP = "logprob_gap"
-"""The largest difference between engine and trainer in the log-probability of a sampled token."""
+"""The name of the metric for the largest difference between a token's log-probabilities in engine and trainer."""
 
 _STOP_AT_ONCE = 1
 _MAX_REASONS = 3
@@ -66,8 +66,8 @@ class HealthCheck:
     Attributes:
         metric: the name of the metric, and of the check.
         what, do, patience: see :class:`Finding`.
-        on_policy_only: whether steps with stale tokens are skipped. Stale tokens increase such a metric, although
-            nothing is wrong.
+        on_policy_only: whether to skip steps with stale tokens (sampled with older weights). Such tokens increase the
+            metric, although nothing is wrong.
     """
 
     metric: str

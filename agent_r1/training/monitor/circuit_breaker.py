@@ -45,7 +45,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that failed or has no usable reward. Filtered attempts do not count as failed."""
+    """An attempt that failed, or that cannot be trained on, for example because a reward is not finite."""
 
     attempt: AttemptId
     status: Status
@@ -66,15 +66,18 @@ class FailedToolCall:
 
     @property
     def cause(self) -> str:
-        """The parts of the reason before the second colon, usually the tool and the type of the exception.
+        """The cause of the failure: the text of ``reason`` before the second colon, with ``#`` for each number.
 
-        The text after the second colon often contains arguments of the call.
+        The rest of the reason often differs from call to call. For example, the reason "find failed: KeyError: 'Alba'"
+        has the cause "find failed: KeyError".
         """
         return normalize_reason(": ".join(self.reason.split(": ")[:2]))
 
 
 def normalize_reason(reason: str) -> str:
-    """Return a shortened reason in which ``#`` replaces each number.
+    """Return the reason of a failure, shortened, and with ``#`` in place of each number.
+
+    Two failures with equal results are counted as the same failure.
 
     Example:
         >>> normalize_reason("timeout after 2.5 s at 0x7f3a")
@@ -105,8 +108,8 @@ class CircuitBreaker:
 
     Args:
         share: the largest allowed share of failed attempts. 1: the run is never stopped, even if a tool always fails.
-        window: the number of recent attempts that are counted. Give several groups, because one error of a scorer fails
-            all attempts of a group.
+        window: the number of recent attempts that are counted. The window should hold several groups, because one
+            error of a scorer fails all attempts of a group.
         call_window: the number of recent calls of each tool that are counted; see :data:`CALL_WINDOW`.
         run: the name of the run, for commands in the diagnosis.
     """
@@ -119,8 +122,8 @@ class CircuitBreaker:
     def record(self, group: Group, excluded: Sequence[Excluded]) -> str | None:
         """Record the attempts and tool calls of a group. Return a diagnosis if the run must be stopped.
 
-        Call this method before the update with the group, so that a run that must be stopped does not train on it.
-        ``excluded`` are attempts of the group that cannot be trained. They count as failed.
+        Call this method before the run trains on the group. ``excluded`` are the attempts of the group that cannot be
+        trained on. These attempts count as failed.
         """
         reasons = {one.attempt: one.reason for one in excluded}
         trajectories = group.trajectories if group.greedy is None else (*group.trajectories, group.greedy)
@@ -150,8 +153,10 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return (failed attempts, all attempts) if too many attempts failed before the first ``window`` attempts have
-        ended."""
+        """Return (failed attempts, all attempts) if the run is new and too many attempts failed; None otherwise.
+
+        A run is new while fewer than ``window`` attempts have ended. Too many: more than ``share`` of these attempts.
+        """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None
 
@@ -185,10 +190,10 @@ class CircuitBreaker:
 
 
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
-    """Yield the lines of a diagnosis: each reason with its count and an example, then advice.
+    """Yield the lines of a diagnosis of failed attempts: each reason with its count and an example, then advice.
 
-    ``total`` is the number of recent attempts, failed or not. ``limit`` is the exceeded limit. ``run`` is the name of
-    the run.
+    ``total`` is the number of recent attempts, failed or not. ``limit`` is a text that says which limit is exceeded,
+    such as "a share of 0.5 in 256 is the limit". ``run`` is the name of the run.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:
@@ -228,12 +233,10 @@ def _valid_calls(trajectory: Trajectory) -> Iterator[tuple[str, FailedToolCall |
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason, shortened to at most MAX_REASON_LENGTH characters.
+    """Return the reason of a failure, cut to at most MAX_REASON_LENGTH characters.
 
-    If the reason ends with a file and a line, as in the example, this end is kept.
-
-    Example:
-        "ValueError: a long text that is.. (agent.py:12, in find)"
+    If a long reason ends with the place of an exception, only the text before the place is cut:
+    "ValueError: a long text that is.. (agent.py:12, in find)".
     """
     text = " ".join(reason.split())
     if len(text) <= MAX_REASON_LENGTH:

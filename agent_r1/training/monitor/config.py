@@ -22,8 +22,8 @@ class MonitorConfig(BaseModel):
     1: stop in neither case."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts over which failure_share is computed, but at most the attempts of three steps. The
-    attempts of about twelve groups are a good choice."""
+    """Number of recent attempts in which failures are counted (see failure_share). At most the attempts of three steps
+    are counted. The attempts of about twelve groups are a good choice."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
@@ -60,13 +60,16 @@ class MonitorConfig(BaseModel):
     check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps over which the check of true_reward averages. The check compares the mean of the last steps with
-    the highest mean of as many consecutive earlier steps."""
+    """Number of steps in each of the two periods that are compared to check true_reward: the last steps, and the
+    earlier steps with the highest mean true reward."""
 
     def ratio_limit(self, trainer: ProductPrecision) -> float:
-        """Return ``ratio_deviation``, or its default for the precision of the trainer."""
+        """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or the default for this precision."""
         return self.ratio_deviation or RATIO_LIMITS[trainer]
 
     def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
-        """Return ``logprob_gap``, or its default for the precisions of trainer and engine."""
+        """Return the limit of the difference between a token's log-probabilities in engine and trainer.
+
+        The limit is ``logprob_gap``, or the default for these precisions.
+        """
         return self.logprob_gap or max(GAP_LIMITS[trainer], GAP_LIMITS[engine])

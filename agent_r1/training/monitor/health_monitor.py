@@ -40,15 +40,15 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""The circuit breaker counts failures in a window: the recent attempts, at most the attempts of this number of steps.
+"""The circuit breaker counts failures in a window of recent attempts. This is the maximum size of the window in steps.
 
-The limit lets a short run fill the window.
+A short run would end before a larger window is full.
 """
 
 REWARD_HISTORY = 1000
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The smallest window of the circuit breaker: 4 groups or 32 attempts, whichever is less."""
+"""The size of the smallest window of the circuit breaker: the attempts of 4 groups, but at most 32 attempts."""
 
 
 class HealthMonitor:

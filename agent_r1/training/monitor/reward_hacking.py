@@ -50,12 +50,12 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 
 
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
-    """Return a finding if the true reward fell while the trained reward rose.
+    """Return a finding if the true reward fell while the return (the reward that is trained) rose.
 
-    The last ``window`` steps are compared with the ``window`` consecutive earlier steps that have the highest mean true
-    reward. Each change must exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
+    Two periods of ``window`` consecutive steps are compared: the last steps, and the earlier period with the highest
+    mean true reward. Fall and rise must each exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
 
-    ``history`` has (mean reward, mean true reward) of each step, oldest first. ``window`` is at least 2.
+    ``history`` has (mean return, mean true reward) of each step, oldest first. ``window`` is at least 2.
     """
     if len(history) < 2 * window:
         return None
@@ -82,9 +82,9 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return how much the mean of one element of the pairs changes: ``index`` 0 or 1, from ``before`` to ``after``.
+    """Return how much a mean changed from the steps ``before`` to the steps ``after``.
 
-    A change of at most ``ERRORS`` standard errors gives 0.
+    ``index`` 0 stands for the return, 1 for the true reward. A change of at most ``ERRORS`` standard errors gives 0.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))

@@ -16,12 +16,11 @@ class MonitorState:
         groups: the number of checked groups. The next group has this number as its id.
         streaks: the number of consecutive steps with a finding, by check.
         start_entropies: the entropies of the first steps.
-        validation_warned: the step with the best validation score at the time of the last warning about a lower score.
-            0: there was no such warning.
-        proxies: (mean reward, mean true reward) of the last steps; () without ``monitor.true_reward``.
+        validation_warned: the best step when the monitor last warned about a falling validation score. 0: no warning.
+        proxies: (mean return, mean true reward) of the last steps; () without ``monitor.true_reward``.
 
     Example:
-        MonitorState(16, CircuitBreakerState((None, FailedAttempt(..), None)), (0.42, 0.4), {"logprob_gap": 2})
+        MonitorState(groups=16, gradient_norms=(0.42, 0.4), streaks={"logprob_gap": 2})
     """
 
     groups: int = 0

@@ -1,1 +1,1 @@
-"""Placement of a run on a Ray cluster: an actor starts each vLLM server, and each rank of the trainer."""
+"""Placement of a run on a Ray cluster: one Ray actor for each vLLM server, and one for each rank of the trainer."""

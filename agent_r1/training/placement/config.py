@@ -1,4 +1,4 @@
-"""Settings of the program that starts the processes of a run. Importing this module imports neither torch nor Ray."""
+"""Settings: what starts the processes of a run, and where. Importing this module imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PlacementConfig(BaseModel):
-    """Settings of the program that starts ranks and vLLM servers, and of the resources of each process.
+    """Settings: what starts the ranks and the vLLM servers of a run, and which resources each process gets.
 
     Example:
         PlacementConfig(launcher="ray", cpus=0.5)

@@ -153,10 +153,12 @@ class RayCluster:
 
 
 def _connect(ray: Any, config: PlacementConfig) -> Callable[[], None]:
-    """Connect to the Ray cluster, or start Ray on this machine. Return a function that undoes this.
+    """Connect this process to a Ray cluster, and return a function that ends the connection.
 
-    An existing connection of this process is used, and not undone. Raise InvalidInput if ``placement.host`` is not this
-    machine's address in the cluster.
+    If ``config.address`` is empty, start Ray on this machine. The returned function then also stops Ray. If the process
+    is already connected, keep the connection, and return a function that does nothing.
+
+    Raise InvalidInput if ``config.host`` is not this machine's address in the cluster.
     """
     end = _begin(ray, config) if not ray.is_initialized() else lambda: None
     here = ray.util.get_node_ip_address()
