@@ -20,7 +20,10 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""The layer after the last hidden state, which sentence encoders do not use."""
+"""A text that only the names of the pooler's weights contain.
+
+The pooler is a layer after the last hidden state. Sentence encoders do not use this layer.
+"""
 
 Pooling = Literal["mean", "cls"]
 

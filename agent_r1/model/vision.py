@@ -111,7 +111,10 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image, as in transformers."""
+        """Return the text of an image in a prompt. The text is the same as in transformers.
+
+        The text has a placeholder for each feature. For the model types ``TILE_MODELS``, the text also marks the tiles.
+        """
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
             return self._placeholder * pixels.count
@@ -230,7 +233,7 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 
 
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
-    """Return the arguments of a text decoder that reads the tokens ``ids`` (B, T) and image features.
+    """Return the keyword arguments for a call of ``decoder`` with the tokens ``ids`` (B, T) and image features.
 
     ``index`` (B, T) says which of the F features is read at each placeholder token. It is -1 at tokens of text.
     """
@@ -250,8 +253,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     Args:
         index: (B, T) which of the F features of ``images`` is read at each placeholder token; -1 at tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. A row can begin in the middle of an image, with feature
-            i (from 0). Then give p + i, where p is the position of feature 0 of the image.
+        first: (B,) the position of the first token of each row. If a row begins in the middle of an image, with feature
+            i (from 0), this number is p + i, where p is the position of feature 0 of the image.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

@@ -56,7 +56,10 @@ def compute_float32_logits(model: PreTrainedModel) -> None:
 
 
 PART_WEIGHTS = 1 << 19
-"""Number of the head's weights that are converted together, so that they fit into the cache of a processor: 2 MiB."""
+"""The weights of the head are converted to float32 in chunks of about this number of weights.
+
+A chunk takes 2 MiB in float32, so it fits into the cache of a processor.
+"""
 
 
 class Float32Head(nn.Linear):

@@ -134,9 +134,11 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt, and repeat it if its status demands this. Return the trajectories of all attempts, in order.
+        """Make an attempt, and repeat it after a failure. Return the trajectories of all attempts, in order.
 
-        This method records the end of each attempt that it repeats. The caller records the end of the last attempt.
+        An attempt is repeated if ``STATUS_POLICY`` maps its status to "retry", at most ``retries`` times. The event
+        AttemptFinished is recorded here for each attempt except the last one. The caller scores the last attempt, and
+        then records its AttemptFinished.
         """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
@@ -210,8 +212,8 @@ def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
 
     - A value is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
     - A name is used for rewards of two levels. The levels are call, turn and trajectory.
-    - The numbers of a reward per turn do not fit the turns: there must be one number for each turn, or one number for
-      each turn that is not a summary.
+    - A reward is a tuple of the wrong length. It must have one number for each turn, or one number for each turn that
+      is not a summary.
     """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too

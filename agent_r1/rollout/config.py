@@ -19,8 +19,8 @@ class ContextPolicyConfig(BaseModel):
     docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """Number of latest turns that the policy sees unchanged, if the context has room. With summary: after more turns
-    than this, the policy writes a summary, which replaces all turns so far."""
+    """Number of latest turns that the policy sees unchanged, if the context has room. With summary: if there
+    are more turns than keep_turns, the policy writes a summary, which replaces all turns so far."""
 
     after_tokens: int = Field(default=0, ge=0)
     """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""

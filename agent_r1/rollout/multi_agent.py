@@ -61,7 +61,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Set the status of a trajectory to COMPLETED if it failed only because the player got no question."""
+    """Return ``trajectory``. If the game asked the player no question, ENVIRONMENT_FAILED becomes COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

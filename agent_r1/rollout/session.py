@@ -217,8 +217,9 @@ class Session:
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
         """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
 
-        ``tools`` are the tools that an agent program sent with its request; None without an agent program. The turn
-        stores ``tools``. Raise RuntimeError if no sampled action waits for its outcome.
+        ``tools`` are the tools in the request of an agent program (a user's own agent, which calls the policy over
+        HTTP); None for other agents. The turn stores ``tools``. Raise RuntimeError if no sampled action waits for its
+        outcome.
         """
         sample = self._pending
         if sample is None:
@@ -248,10 +249,10 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Add an observation to the turn that ``prompt`` continues: the messages after the action of this turn.
+        """Store the observation of the last action in ``prompt``: the messages that follow this action in ``prompt``.
 
-        Call this method if the outcome of an action becomes known only with the next prompt. Do nothing if the turn has
-        an observation, or if the prompt is a new branch.
+        Call this method if the outcome of an action becomes known only with the next prompt. Nothing is stored if the
+        turn of the action already has an observation, or if ``prompt`` starts a new branch.
         """
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]

@@ -70,7 +70,10 @@ class StalenessController:
         return self._taken + self._wanted + ahead * self._groups_per_step
 
     async def request_refill(self) -> None:
-        """Let the current step take one more group, up to the limit, because a group had no training signal."""
+        """Let the current step take one more group. Call this method if a group of the step had no training signal.
+
+        A step takes at most ``(1 + refill) * groups_per_step`` groups. At this limit, the method changes nothing.
+        """
         async with self._changed:
             self._wanted = min(self._wanted + 1, self._max_groups)
             self._changed.notify_all()

@@ -67,9 +67,9 @@ class RepeatingEngine:
 
     Attributes:
         engine: samples the new action.
-        number: the index of this engine in a turn of the search. Engine 0 samples with the parameters of the policy.
-            Every other engine has a seed of its own.
-        temperature: replaces a temperature of 0 in all engines except engine 0.
+        number: the index of the new action among all new actions of a turn of the beam search. New action 0 is sampled
+            with the policy's sampling parameters. Every other new action is sampled with a seed of its own.
+        temperature: replaces a temperature of 0, unless ``number`` is 0.
         actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
@@ -120,7 +120,7 @@ class RepeatingEngine:
         raise EngineError("the weights do not change during an attempt")
 
     async def release(self, session_id: str) -> None:
-        """Do nothing, because actions are sampled without a session."""
+        """Do nothing, because ``engine`` samples without a session id, and so has no session to release."""
 
     async def close(self) -> None:
         """Do nothing, because other attempts use the same engine."""
@@ -146,9 +146,10 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class TurnBeam:
-    """A rollout that searches for the conversation with the largest predicted sum of future rewards.
+    """A rollout that makes one attempt by beam search over turns.
 
-    Rewards that the environment has already given do not count.
+    After each turn, the conversations with the largest values are kept. The value of a conversation is the predicted
+    sum of the rewards that are still to come. Rewards that the environment has already given do not count.
     """
 
     agent: Agent
@@ -180,7 +181,8 @@ class TurnBeam:
     ) -> Conversation:
         """Return ``conversation`` with one more turn. If the attempt fails, the result has the value minus infinity.
 
-        ``number`` is the index of the new action in this turn of the search.
+        ``number`` is the index of the new action among all new actions of this turn of the beam search. New
+        actions with different indices are sampled with different seeds.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

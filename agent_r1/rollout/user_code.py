@@ -1,4 +1,4 @@
-"""Isolation of user code: its exceptions are converted, and its return values are validated."""
+"""Isolation of user code: its exceptions become failures with a reason, and its return values are validated."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
     """Return ``given``, the rewards of one trajectory by name, as valid Rewards.
 
-    Numbers become floats, and tuples of numbers become tuples of floats. Unscored becomes None, and None stays None.
-    Raise TypeError for a value of any other type.
+    Numbers become floats, and tuples of numbers become tuples of floats. None stays None. An object of the class
+    Unscored (a scorer could not compute the reward) becomes None. Raise TypeError for a value of any other type.
     """
     rewards: dict[str, RewardValue] = {}
     for name, value in given.items():

@@ -94,8 +94,8 @@ class TrainerConfig(BaseModel):
     """Number of minibatches of each batch in the epochs of the critic. A value above 1 needs critic_epochs."""
 
     critic_reads_logprobs: bool = False
-    """Whether the critic also reads the log-probability with which each token was sampled. A critic then needs far
-    fewer attempts to learn, if improbable tokens decide the outcome."""
+    """Whether the critic also reads the log-probability with which each token was sampled. If improbable
+    tokens decide the outcome, such a critic needs far fewer attempts to learn."""
 
     schedule: ScheduleConfig = ScheduleConfig()
     """Schedule of the learning rates over the steps of a run."""

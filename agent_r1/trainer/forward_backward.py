@@ -60,7 +60,8 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        Tokens in no sequence of the batch get 0, also in :meth:`entropy`, :meth:`top_tokens` and :meth:`values`.
+        A token that is in none of ``batch.sequences`` gets 0. The methods :meth:`entropy`, :meth:`top_tokens` and
+        :meth:`values` return 0 for such a token, too.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
@@ -149,7 +150,11 @@ class ModelSet:
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per trajectory if the algorithm needs whole trajectories; otherwise one block per sequence."""
+    """Group ``sequences`` into blocks, and return the blocks. A block is never divided between micro-batches.
+
+    If the algorithm needs whole trajectories, a block holds all sequences of a trajectory. Otherwise it holds one
+    sequence.
+    """
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
 
@@ -357,7 +362,7 @@ def _token_outputs(
 def _critic_values(
     critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates, images: PassImages | None
 ) -> StateValues:
-    """Return the critic's values of the states before the n tokens and after the s actions of a micro-batch.
+    """Return the critic's values in a micro-batch: before each token (n,), and after the action of each turn (s,).
 
     The values have a gradient. If the critic reads log-probabilities, the value before a token depends only on the
     log-probabilities of earlier tokens.

@@ -52,7 +52,8 @@ class TokenBudget:
             work: runs a pass. Its argument is the maximum number of tokens in a micro-batch. If memory runs out, it
                 raises the error of torch, or returns RanOut.
             largest: returns the number of tokens in the largest micro-batch of the pass, for a given maximum. A block
-                of sequences is never divided, so this number can be above the maximum.
+                (sequences that must be in the same micro-batch) is never divided, so this number can be above the
+                maximum.
             undo: clears the gradients of a failed pass.
 
         Raises:

@@ -113,9 +113,10 @@ class Trainer(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """The library for matrix products, and whether prefixes are shared.
+        """A text that names the library for matrix products, and says how sequences share a common prefix.
 
-        Both decide the rounding errors of an update. Example: "products by oneDNN and prefixes shared by parts".
+        Updates with different texts can have different rounding errors. Example: "products by PyTorch and no shared
+        prefixes".
         """
         ...
 

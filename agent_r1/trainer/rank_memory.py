@@ -121,9 +121,11 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between the ranks in one micro-batch.
 
-    If memory runs out on this rank, this rank alone begins a second run, with a micro-batch of padding. Example: memory
-    ran out after 5 exchanges. The other ranks do not repeat these 5 exchanges, so the second run leaves out its first 5
-    exchanges.
+    Each exchange needs all ranks. If memory runs out on this rank, the other ranks wait for this rank in their next
+    exchange. So this rank runs the pass again, with one token of padding.
+
+    Example: memory ran out after 5 exchanges. The other ranks have finished these 5 exchanges. So the pass over padding
+    skips its first 5 exchanges, and takes part in all later ones.
     """
 
     def __init__(self) -> None:
@@ -134,13 +136,13 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Begin a second run, which leaves out as many exchanges as the first run completed."""
+        """Let the next pass, over padding, skip the exchanges of this micro-batch that this rank has finished."""
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
         """Run ``exchange``, which writes to ``output``, and return the result.
 
-        If this is a second run, and the exchange must be left out, write zeros to ``output`` and return None.
+        If the exchange must be skipped (see the class), write zeros to ``output`` and return None.
         """
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()
@@ -151,7 +153,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """FSDP's exchange of weights. ``exchanges`` counts the calls, and decides which calls are left out."""
+    """FSDP's exchange of weights between the ranks. Each call goes through :meth:`_Exchanges.run`."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -161,7 +163,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """FSDP's exchange of gradients. ``exchanges`` counts the calls, and decides which calls are left out."""
+    """FSDP's exchange of gradients between the ranks. Each call goes through :meth:`_Exchanges.run`."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

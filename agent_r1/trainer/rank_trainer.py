@@ -149,7 +149,10 @@ class RankTrainer:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
-        """Add the gradient of the whole batch's loss to this rank's part of the gradients."""
+        """Compute the gradient of ``scale`` times the batch's loss for ``modules``, together with the other ranks.
+
+        This rank keeps only its own part of the gradient. Return statistics of this rank's share of the sequences.
+        """
         return self._within_memory(
             blocks_of(batch.batch.sequences, self._algorithm),
             lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
@@ -173,7 +176,7 @@ class RankTrainer:
         return self._gathered({name: p for name, p in self._policy.named_parameters() if p.requires_grad})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's trained weights by ``weights``. The tensors in ``weights`` are whole tensors.
+        """Replace the policy's trained weights by ``weights``, which are not divided among the ranks.
 
         This rank copies only its own part of each tensor.
         """
@@ -192,10 +195,12 @@ class RankTrainer:
         return path
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Replace the trainer's state by ``tensors``, which are whole tensors, and by ``micro_tokens``.
+        """Replace the trainer's state.
 
-        This rank copies only its own part of each tensor. If the tensors are in files (:class:`TensorFiles`), this rank
-        also reads only its own parts.
+        Args:
+            tensors: the new tensors, which are not divided among the ranks. This rank copies only its own part of each
+                tensor. If the tensors are in files (:class:`TensorFiles`), this rank also reads only its own parts.
+            micro_tokens: the new maximum number of tokens in a micro-batch.
         """
         self._overwrite(self._tensors(), tensors)
         self._budget.tokens = micro_tokens

@@ -58,10 +58,10 @@ class _End:
 
 
 class _Endings:
-    """The ends of all rank processes, in the order in which they were noticed.
+    """A list of the rank processes that have ended. :meth:`cause` finds the process that ended first.
 
-    If a rank ends, the other ranks lose their connections to this rank, and can abort. Such an abort can be noticed
-    before the end that caused it.
+    If a rank ends, the other ranks lose their connections to this rank, and can abort. An abort can be noticed earlier
+    than the first end. So the first process in the list is not always the cause.
     """
 
     def __init__(self) -> None:

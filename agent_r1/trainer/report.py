@@ -177,8 +177,8 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
 
     - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
     - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
-    - ``correction/effective_share``: effective sample size of the action tokens, weighted by the algorithm's
-      ``correction``, divided by the number of action tokens.
+    - ``correction/effective_share``: effective sample size of the action tokens, divided by the number of these
+      tokens. The weights of the tokens are the importance weights of the algorithm's ``correction``.
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
     - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G, with the critic's value V
       before the update; missing if all targets are equal.
@@ -216,8 +216,8 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
     """Return the outcome of each attempt of the batch.
 
-    An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step used the attempt.
-    If at least one step trained the policy, steps that train only the critic do not count.
+    An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step of the policy used
+    the attempt. If ``steps`` has no step of the policy, an applied step of the critic is enough.
 
     ``without_loss`` is the reason that is reported for an attempt in which no token has a policy loss.
     """

@@ -37,8 +37,8 @@ T = TypeVar("T")
 class OneForward(nn.Module):
     """A module that runs a whole pass of its model inside one call of ``forward``.
 
-    FSDP gathers weights at the beginning of a ``forward``. Backbone and head can use the same weights (tied
-    embeddings), so both must run inside the same ``forward``.
+    FSDP gathers the weights of a module at the beginning of ``forward``, and frees the weights at the end. Backbone and
+    head can use the same weights (tied embeddings). So the weights must stay gathered until the head has run.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -76,8 +76,9 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Divide the weights of ``module`` among the ranks. FSDP gathers all weights at once, and computes in ``dtype``.
+    """Divide the weights of ``module`` among the ranks. The module then computes in ``dtype``.
 
+    FSDP gathers these weights together when the module runs. Submodules that are already divided are left out.
     Gradients are summed in float32, or in the data type of the weights if ``dtype`` is "float32".
     """
     policy = MixedPrecisionPolicy()

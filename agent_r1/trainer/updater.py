@@ -43,8 +43,10 @@ from agent_r1.trainer.report import (
 NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
-"""The prefix of the names in ``TrainerState.scalars`` for the baselines of roles (agents in a game of several
-agents)."""
+"""The beginning of some names in ``TrainerState.scalars``. "role_baseline/buyer" is the baseline of the role "buyer".
+
+A role is the part of an agent in a game with several agents.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ class UpdateReport:
     Attributes:
         step: the index of the update, from 1.
         version: the version of the policy's weights after the update.
-        outcomes: the outcome of each attempt of the groups. This includes greedy attempts, and failed attempts that
-            were replaced by a new attempt.
+        outcomes: the outcome of each attempt of the groups that the update was called with. This includes greedy
+            attempts, and failed attempts that were replaced by a new attempt.
         micro_tokens: the maximum number of tokens in a micro-batch after the update.
-        token_records: records of turns with action tokens, for the attempts of a few groups (setting
+        token_records: records of turns with action tokens, for the attempts of a few of these groups (setting
             ``record_tokens``).
     """
 
@@ -139,7 +141,7 @@ class PolicyUpdater:
     def select(self, group: Group) -> SelectedGroup:
         """Divide the attempts of a group into trainable and excluded attempts.
 
-        Call this method when the group arrives: the rewards get the weights of the update that comes next.
+        Call this method when the group arrives. The rewards are combined with the reward weights of the next update.
         """
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)
