@@ -44,7 +44,8 @@ class AgentHost:
 class AgentProgramEnv:
     """The environment of an agent program. The program runs its own tools.
 
-    ``env`` is the environment of the task set. Episodes of ``env`` are opened only by the checks before a run.
+    ``env`` is the environment of the task set. Only the checks before a run open episodes of ``env``. During the run,
+    the program acts without such an episode.
     """
 
     env: Env
@@ -122,7 +123,7 @@ class _End:
 
 
 class _AgentError(Exception):
-    """The exception of an agent program, in one line."""
+    """Raised in place of an exception of an agent program. The message describes that exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:

@@ -150,7 +150,10 @@ class LiveAnswer:
     token_ids: Sequence[int] = ()
 
     def set_tokens(self, token_ids: Sequence[int]) -> None:
-        """Replace ``token_ids``. The engine can call this method from another thread."""
+        """Set the attribute ``token_ids`` to all tokens that were sampled so far.
+
+        The engine can call this method from another thread.
+        """
         self.token_ids = token_ids
 
     @property

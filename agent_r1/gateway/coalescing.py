@@ -144,12 +144,12 @@ class AnswerLog:
 
         If ``identity`` has no key, look at the answers to equal requests. The first rule that applies decides:
 
-        - If an answer is abandoned, return this answer.
+        - If no client has received an answer, and no client waits for the answer, return this answer.
         - If the client sends the request for the first time, return None. So equal parallel requests get new answers.
-        - If an equal request failed and was not repeated yet, return None.
-        - If there are answers with a smaller ``num_retries`` than ``identity``, return the answer with the largest
-          ``num_retries`` among these answers.
-        - Otherwise return None.
+        - If an equal request failed and was not repeated yet, return None: this request repeats the failed request.
+        - Otherwise, leave out the answers whose ``num_retries`` is not smaller than ``identity.num_retries``: their
+          clients have already repeated the request that often. Of the other answers, return the answer with the largest
+          ``num_retries``. Return None if there is no other answer.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -177,11 +177,11 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the number of failed requests that clients have not repeated yet, after the end of a request.
+        """Update the count of failed requests after a request has ended.
 
-        Equal requests have the same ``digest`` and share a number. If clients repeat the request because it was
-        cancelled or failed, add 1. If the request succeeded, subtract ``num_earlier``, the number when the request
-        began.
+        There is one count for all equal requests, which have the same ``digest``: how many of them failed and were not
+        repeated yet. Add 1 if the request was cancelled, or failed with an error after which clients repeat the
+        request. If the request succeeded, subtract ``num_earlier``, the count at the beginning of the request.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):

@@ -32,9 +32,9 @@ class SentAction:
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
     """Return ``messages`` with the actions of the policy exactly as the policy sampled them.
 
-    - An assistant message repeats a sent action if the two have equal words, equal calls and equal conversations before
-      them. White space, ids of calls and the spelling of JSON can differ.
-    - If a message can repeat several actions, prefer equal ids of calls, then equal text, then the newest action.
+    - An assistant message is replaced by an action if both have the same words, the same calls, and the same
+      conversation before them. White space, ids of calls and the spelling of JSON can differ.
+    - If several actions fit a message, prefer equal ids of calls, then equal text, then the newest action.
     - If a message only begins with the text of an action, only this text is replaced.
     - A tool message that answers a replaced call gets the id of the sampled call.
     """
@@ -55,10 +55,11 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` begin with the conversation before a sent action, then an assistant message.
+    """Return whether the client changed an action of the policy, or the tools after this action.
 
-    Call this function only if ``messages`` start a new branch. Then True means that the client changed the action, or
-    sends other tools after the action. Without such a change, ``messages`` would continue the branch of the action.
+    ``messages`` are the conversation that the client sent. Call this function only if ``messages`` start a new branch.
+    The result is True if ``messages`` begin with the conversation before an action, followed by an assistant message.
+    Without a change, such messages would continue the branch of the action.
     """
     return any(
         messages[: len(action.before)] == action.before
@@ -68,7 +69,10 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
-    """Return the sent action that ``message`` repeats, or None. ``before`` is the conversation before ``message``."""
+    """Return the action of the policy that the client sends back as ``message``, or None.
+
+    ``before`` is the conversation before ``message``.
+    """
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
     if not same:
         return None
@@ -85,9 +89,9 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """Return ``message`` with a sampled action in place of its beginning, or None.
+    """If ``message`` begins with the text of a sampled action, return ``message`` with this text as it was sampled.
 
-    Return None if ``message`` begins with no sampled action, or has calls or reasoning. White space around the
+    Otherwise return None. Return None too if ``message`` has calls or reasoning. White space around the text of the
     action can differ.
 
     Example: the policy sampled "\\n<search>Alba". The client sends "<search>Alba</search>", without the line break and

@@ -109,7 +109,8 @@ def refuse(param: str, message: str) -> RequestError:
 def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
     """Return the stop strings of a request.
 
-    Raise RequestError, which names ``param``, if there are too many strings, or if a string is empty or too long.
+    Raise RequestError if there are too many strings, or if a string is empty or too long. The error contains ``param``,
+    the name of the argument, such as "stop".
     """
     strings = tuple(given or ())
     if len(strings) > MAX_STOP_STRINGS:
@@ -175,7 +176,11 @@ def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
 
 
 def read_image(url: str, param: str) -> Image:
-    """Return the image in a data URL. Raise RequestError, which names ``param``, if the image cannot be used."""
+    """Return the image in a data URL.
+
+    Raise RequestError if the image cannot be used. The error contains ``param``, the part of the request with the URL,
+    such as "messages".
+    """
     try:
         return Image.from_data_url(url)
     except InvalidInput as error:
@@ -185,7 +190,8 @@ def read_image(url: str, param: str) -> Image:
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
     """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
 
-    Raise RequestError, which names ``param``, if the text is not a JSON object.
+    Raise RequestError if the text is not a JSON object. The error contains ``param``, the part of the request with the
+    call, such as "input".
     """
     try:
         values = json.loads(arguments or "{}")

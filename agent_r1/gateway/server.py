@@ -68,8 +68,8 @@ class _Access:
     """The model of an API key, and the number of its requests.
 
     Attributes:
-        turnstile: limits the number of requests in progress (read or answered) to ``model.max_concurrent``.
-        num_waiting: the number of requests that wait at the turnstile.
+        turnstile: a semaphore that lets at most ``model.max_concurrent`` requests be read or answered at the same time.
+        num_waiting: the number of requests that wait for the semaphore.
     """
 
     model: ChatModel

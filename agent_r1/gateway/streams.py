@@ -66,9 +66,10 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 
 
 def _settled(text: str, num_held: int) -> str:
-    """Return the beginning of ``text`` that later tokens cannot change.
+    """Return ``text`` without the last characters, which later tokens can change.
 
-    Leave out the last ``num_held`` characters, whitespace, an incomplete character (U+FFFD) and an unfinished tag.
+    Remove the last ``num_held`` characters, and an unfinished tag at the end. Then remove whitespace and an incomplete
+    character (U+FFFD) at the end of the remaining text.
     """
     # The running time must stay linear in the length of the text, because this function blocks the event loop.
     finished = _without_blank_end(text)

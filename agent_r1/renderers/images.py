@@ -1,14 +1,15 @@
 """Convert conversations with images to tokens. In the tokens, an image is a sequence of equal placeholder tokens.
 
-The conversion has four steps:
+A placeholder has a text, such as ``<|image_pad|>``. A web page or the policy can write this text too, although there is
+no image. To tell such a text from an image, an image becomes a *mark* during the conversion: a random text that a web
+page or the policy cannot know. The conversion has four steps:
 
-1. In the text of a message, a mark replaces each image. The tool format then converts the text.
-2. The chat template gets the message as a list of texts and images. It writes one placeholder per image.
-3. A mark replaces each of these placeholders again. The result is called a marked text.
+1. In each message, a mark replaces each image. The tool format then converts the text of the message.
+2. The chat template gets the message as a list of texts and images, and writes one placeholder for each image. Before
+   this step, a second kind of mark replaces each placeholder in the texts of the messages.
+3. A mark replaces each placeholder that the template wrote. Then a placeholder replaces each mark of the second kind.
+   The result is called a marked text.
 4. Placeholders replace each mark: one placeholder for each feature vector that the model computes from the image.
-
-A web page or the policy can write a placeholder as text. During steps 2 and 3, a mark of another kind replaces such a
-placeholder. The marks are random, because a web page or the policy could write a known mark.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ def locate_images(
 
     Args:
         ids: the tokens of the pieces of a prompt. The pieces are a text, image 1, a text, image 2, .., a text.
-        token: the placeholder token. In an image piece, the token stands for the image; in a text, for itself.
+        token: the placeholder token. A text can contain this token too. There it does not belong to an image.
         images: the images.
-        counts: the number of placeholder tokens in each piece.
+        counts: the number of placeholder tokens in each piece, including the texts.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]

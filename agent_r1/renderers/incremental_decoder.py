@@ -50,7 +50,7 @@ class IncrementalDecoder:
         return self._advance(end, text)
 
     def flush(self) -> str:
-        """Return the text of the pending tokens, even if the text ends within a character."""
+        """Return the text of the pending tokens. An incomplete character at the end becomes U+FFFD."""
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:

@@ -105,7 +105,11 @@ def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
 
 
 def find_result_tags(render: RenderText) -> tuple[str, ...]:
-    """Return the tags around a tool result in the text of the template, such as ``<tool_response>``, or ()."""
+    """Return the two tags that a chat template writes around a tool result; () if there are none.
+
+    Example:
+        ("<tool_response>", "</tool_response>")
+    """
     messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
     try:
         text = render(messages, (PROBE_TOOL,))

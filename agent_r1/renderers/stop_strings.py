@@ -49,9 +49,9 @@ def with_stop_strings(condition: StopCondition | None, strings: tuple[str, ...],
 
 
 class GrowingText:
-    """A decoder of the tokens of a generation, while they are sampled. It passes each new part of the text to a check.
+    """A decoder of the tokens of a generation. It passes each new part of the text to a function.
 
-    ``make_check`` returns a new check for each generation: a function that gets the new text and returns a bool.
+    ``make_check`` returns a new function for each generation. This function gets the new text, and returns a bool.
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:
@@ -59,10 +59,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Call the check of the generation with the text of the new tokens, and return the result of the check.
+        """Pass the text of the new tokens to the function that ``make_check`` returned. Return the function's result.
 
         ``ids`` are all tokens of the generation so far. If ``ids`` do not continue the previous ``ids``, a new
-        generation begins with a new check.
+        generation begins, and ``make_check`` is called again.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

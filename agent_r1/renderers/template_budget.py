@@ -27,7 +27,10 @@ MAX_INTEGER_BITS = 2**14
 """The largest number of bits of an integer that a template computes. Integers from JSON always have fewer bits."""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
-"""The time is checked after this number of steps, or when this number of characters is subtracted at once."""
+"""How often a :class:`Budget` checks the time: every _STEPS_PER_CHECK steps, and for large outputs.
+
+An output is large if it has at least _CHARACTERS_PER_CHECK characters.
+"""
 
 _CHARACTERS_PER_NODE = 8
 """The number of characters for the quotes, commas and braces around each value in a container."""
@@ -51,7 +54,7 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""Containers whose items are counted in the size of a value, in addition to dictionaries and namespaces."""
+"""Types of containers, without dictionaries and namespaces. :func:`size_of` adds up the sizes of the items."""
 
 
 class BudgetExceeded(Exception):
@@ -163,10 +166,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a nested container, or the length of the container as text.
+    """Return the number of values in a nested container if ``characters`` is 0, otherwise its length as text.
 
-    If ``characters`` is 0, the result is the number of values. Otherwise, the result is an approximate length: each
-    value adds its own length as text plus ``characters``, for quotes and commas. Counting stops at ``limit``.
+    The length is approximate: each value adds its own length as text and, for quotes and commas, ``characters``.
+    Counting stops at ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

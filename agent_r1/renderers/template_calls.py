@@ -32,7 +32,7 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """The methods that templates can call on an object, by the type of the object.
 
-Methods that return bytes are left out, because the budget cannot count the characters of bytes.
+Methods that return bytes are left out, because the limit on the characters of a render does not count bytes.
 """
 
 _LINEAR = frozenset({
@@ -63,7 +63,7 @@ _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique
 """Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
-"""Filters and methods that copy or compare the texts in a container. Longer texts cost more."""
+"""Filters and methods that copy or compare the texts in a container. A call costs the length of these texts."""
 
 _MAX_DIGITS = 100
 
@@ -153,7 +153,10 @@ def steps_through(value: Any) -> int:
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts in the arguments of a call. Lists and dictionaries inside ``value`` are skipped."""
+    """Yield the numbers and texts in ``value``, the tuple of a call's arguments.
+
+    Arguments that are lists or dictionaries are skipped.
+    """
     if isinstance(value, int | float | str):
         yield value
     elif isinstance(value, list | tuple | dict):

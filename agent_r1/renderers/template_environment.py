@@ -1,8 +1,8 @@
 """The jinja2 environment that transformers gives to chat templates, with limits on the work of a template.
 
-Loops, calls, operators, filters and outputs spend a part of a :class:`~agent_r1.renderers.template_budget.Budget`
-before they run. jinja2 has no hook for loops and literals, for example. For such operations, filters that count the
-work are added to the syntax tree of the template.
+Every render has a :class:`~agent_r1.renderers.template_budget.Budget`. Each loop, call, operator, filter and output
+subtracts its cost from the budget of the render. Some operations, such as loops and literals, cannot be intercepted in
+jinja2. For these operations, filters that subtract the cost are added to the syntax tree of the template.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state.budget = budget
 
     def syntax_tree(self, source: str) -> nodes.Template:
-        """Return the syntax tree of a template, without the filters that count the work."""
+        """Return the syntax tree of a template as it was written, without the filters that this environment adds."""
         return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -106,8 +106,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a safe form of the method ``format`` or ``format_map`` of a text; None for any other object.
 
-        The safe ``format`` subtracts the size of each formatted value from the budget, and raises SecurityError for a
-        large width, such as ``{:9999}``. The safe ``format_map`` always raises SecurityError.
+        The safe ``format`` raises SecurityError for a large width, such as ``{:9999}``. For each formatted value, the
+        safe ``format`` also subtracts the number of characters from the :class:`Budget` of the render. The safe
+        ``format_map`` always raises SecurityError.
         """
         if super().wrap_str_format(value) is None:
             return None
@@ -124,7 +125,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter that does what ``function`` does, and subtracts the cost of each call from the budget.
+        """Return a jinja2 filter that calls ``function``, and subtracts the cost from the render's :class:`Budget`.
 
         The cost depends on the ``name`` of the filter, on the arguments and on the size of the result.
         """
@@ -144,9 +145,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a jinja2 test that does what ``function`` does, and subtracts the cost of each call from the budget.
+        """Return a jinja2 test that calls ``function``, and subtracts the cost from the :class:`Budget` of the render.
 
-        A call costs one pass over the arguments.
+        The cost grows with the length of the arguments, because a test can read each argument once.
         """
 
         def counted(*args: Any) -> Any:
@@ -161,7 +162,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(SandboxedFormatter):
-    """The formatter of ``str.format`` in templates. It subtracts the size of each value from the budget.
+    """The formatter of ``str.format`` in templates.
+
+    For each value, the number of characters is subtracted from the :class:`Budget` of the render.
 
     A format with a large width, such as ``{:9999}``, raises SecurityError.
     """
@@ -191,7 +194,7 @@ _SCANNED = "agent_r1_scanned"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CountedIterable:
-    """An iterable that subtracts ``steps`` steps from the budget for each item."""
+    """The items of ``_iterable``. For each item, ``_steps`` steps are subtracted from ``_budget``."""
 
     _iterable: Any
     _budget: Budget
@@ -221,7 +224,10 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a container, and subtract one step for each value in the container and in inner containers."""
+    """Return a container unchanged, and subtract its cost from the :class:`Budget` of the render.
+
+    The cost is one step for each value in the container, including the values in inner containers.
+    """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -235,7 +241,7 @@ def _scanned(context: Any, value: Any) -> Any:
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return ``value`` as the text that a template writes. Subtract its size from the budget."""
+    """Return ``value`` as text. Subtract the length of the text from the :class:`Budget` of the render."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -246,7 +252,10 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Add filters that count the work to the syntax tree below ``node``, in place."""
+    """Wrap operations below ``node`` in filters, in place.
+
+    Each filter subtracts the cost of one operation from the :class:`Budget` of the render.
+    """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _count_in(value)
@@ -265,7 +274,7 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Wrap ``node`` in a filter, which subtracts the size of the node's value from the budget.
+    """Return ``node`` wrapped in a filter. The filter subtracts the cost of ``node`` from the render's :class:`Budget`.
 
     Only concatenations, text of the template, and literal lists, tuples and dictionaries are wrapped. A node of any
     other kind is returned unchanged.

@@ -5,8 +5,8 @@ A chat template is *local* if the text that it writes for a conversation is
     opening + text of message 1 + text of message 2 + .. + ending,
 
 and only the first few messages and a few neighbors can change the text of a message. A local template writes the same
-text for new messages if the middle of the conversation is left out. So the time of a turn does not grow with the number
-of turns.
+text for new messages if the middle of the conversation is left out. So the renderer can render the new messages with
+only a few earlier messages, and the time of a turn does not grow with the number of turns.
 
 This module proves from the syntax tree of a template that the template is local. One loop over the messages has to
 write the text. The body of this loop may read only the message, its neighbors, fixed messages at the beginning, and
@@ -27,7 +27,10 @@ from agent_r1.core.messages import Message
 _COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 
 _STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
-"""Names that a local template must not use. Their values change from use to use, or are parts of the template."""
+"""Names that prevent the proof of :class:`_Proof` if a template uses them.
+
+The value of such a name can change between two uses (``joiner``), or is a part of the template (``self``).
+"""
 
 # fmt: off
 _ITERATORS = frozenset({
@@ -39,7 +42,7 @@ _LOOP_VALUES = frozenset({
     "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
 })
 _LOOP_CALLS = frozenset({"changed", "cycle"})
-"""The methods of ``loop`` that a template may call. In the loop over the messages, no method may be called."""
+"""The methods of ``loop`` that :class:`_Proof` accepts, except in the loop over the messages."""
 # fmt: on
 
 _UNKNOWN_EXPRESSIONS = (
@@ -59,7 +62,7 @@ class Locality:
     Attributes:
         first: how many messages at the beginning of the conversation can change the text of any message.
         near: how many messages directly before a message, and directly after it, can change the text of the message.
-            As many messages at the end of the conversation can change the text after the last message.
+            The last ``near`` messages of the conversation can change the text after the last message.
     """
 
     first: int
@@ -68,8 +71,8 @@ class Locality:
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the first messages and the last messages of a conversation, without the messages between them.
 
-        If new messages follow, the template writes the same text for the new messages as after all ``messages``. If
-        less than two thirds of the messages can be left out, return all ``messages``.
+        The template writes the same text for new messages, whether the new messages follow the returned messages or all
+        ``messages``. If less than two thirds of the messages can be left out, return all ``messages``.
         """
         # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
         # begins and ends before an action, because a tool format can join adjacent messages of the user.
@@ -98,7 +101,7 @@ def lacks_one_part(short: str, whole: str) -> bool:
 
 
 class _NotLocal(Exception):
-    """Raised if a part of the template prevents the proof that the template is local."""
+    """Raised by :class:`_Proof` if a part of a template prevents the proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,13 @@ class _Place:
 
 
 class _Proof:
-    """A proof, node by node, that a template is local. Methods raise _NotLocal if a node prevents the proof.
+    """A proof, node by node, that only a few messages can change the text that a template writes for a message.
+
+    Methods raise _NotLocal if a node prevents the proof.
 
     Attributes:
-        first: the number of messages at the beginning that the template reads by index, such as ``messages[0]``, or
-            distinguishes by index, such as ``loop.index0 == 0``.
+        first: how many messages at the beginning the template reads by index, as in ``messages[0]``, or compares by
+            index, as in ``loop.index0 == 0``; at least 1.
         near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
             ``messages[-n]`` of the template; at least 1.
         shift: the sum of all n in the slices ``messages[n:]`` of the template.

@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-The template writes a conversation twice: before new messages are added, and after. The text between two actions is the
-text that the second rendering adds. If the second rendering also changes earlier text, the next turn starts a new
-branch of the trajectory.
+After an action, new messages follow, such as a tool result. To find the text of the new messages, the renderer compares
+two texts of the template: the text of the conversation before the action, and the text with the action and the new
+messages. If the template also changes earlier text, the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TemplateRenderer:
         tokenizer: the tokenizer, with its chat template.
         tool_format: parses tool calls, and converts messages for the template. The default is Hermes.
         stop_token_ids: tokens that end an action, in addition to the end tokens of the chat template and the tokenizer.
-        images: the tokens of images; None if the model has no vision.
+        images: converts images to placeholder tokens; None if the model has no vision.
 
     Raises:
         UnsupportedChat: the tokenizer has no chat template, or the template writes no special token after a turn.
@@ -232,7 +232,10 @@ class TemplateRenderer:
         return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether ``rest`` begins with ``wording``, followed directly by the end of the turn."""
+        """Return whether the template wrote the action as ``wording``, followed directly by the end of the turn.
+
+        ``rest`` is the text that the template wrote after the prompt.
+        """
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages

@@ -43,7 +43,7 @@ MAX_COMPARED = 8
 """The largest number of runs that a page compares, and of attempts side by side."""
 
 MAX_SCALED = 32
-"""The largest number of attempts of a group whose advantages determine the color scale of the advantages."""
+"""How many attempts of a group are read to find the largest advantage, which gets the strongest color."""
 
 COLUMN_TEXT = 4000
 """The largest number of characters that are shown of each text on a page with attempts side by side."""
@@ -240,10 +240,10 @@ class Viewer:
         group: Sequence[AttemptSummary],
         most: int,
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
-        """Return the color scales of a group, and the conversation of each attempt in ``shown``.
+        """Return the color scales for tokens, and the conversation of each attempt in ``shown``.
 
-        The conversation of an unfinished attempt is None. The attempts of ``group`` determine the color scale of the
-        advantages.
+        The conversation of an unfinished attempt is None. ``group`` has the attempts at the same task. The largest
+        advantage in the group gets the strongest color.
         """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)

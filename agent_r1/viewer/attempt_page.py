@@ -62,7 +62,8 @@ class TurnView:
         branch: the index of the turn's branch in the trajectory tree.
         versions: the versions of the weights that sampled the action, such as "3" or "3, 4".
         context: how many tokens the policy saw before the action.
-        state: the messages before the action if they are new: a rewritten context, or the conversation of a sub-agent.
+        state: the messages before the action, if earlier turns do not contain them; otherwise (). Examples are a
+            rewritten context and the conversation of a sub-agent.
         tokens: the tokens of the action; () if they are not shown one by one.
     """
 
@@ -103,22 +104,22 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """An attempt with the recorded numbers of its action tokens."""
+    """An attempt with the recorded numbers of its action tokens, such as log-probabilities and advantages."""
 
     trajectory: Trajectory
     records: tuple[TokenRecord, ...]
 
     def figures(self) -> list[list[TokenFigures]]:
-        """Return the numbers of each action token, by turn and token."""
+        """Return the numbers of each action token, such as its advantage: one list per turn, one entry per token."""
         by_turn = {record.turn: record for record in self.records}
         return [figures_of(turn, by_turn.get(turn.index)) for turn in self.trajectory.turns]
 
 
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
-    """Return the color scales for the tokens of all ``attempts``.
+    """Return the color scales for the tokens of all ``attempts``: one scale for each kind of number.
 
-    ``group`` has the token records of the whole group. The largest advantage of the group determines the color scale
-    of the advantages.
+    ``group`` has the token records of the attempts at the same task. The largest advantage in ``attempts`` and
+    ``group`` gets the strongest color, so that colors can be compared between these attempts.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):
@@ -132,7 +133,8 @@ def make_conversation(
     """Return the conversation of an attempt for a page.
 
     Args:
-        tokenizer: None shows each token as its id.
+        scales: the color scales for the numbers of the tokens.
+        tokenizer: decodes the tokens. If None, each token is shown as its id.
         most: the maximum number of characters of each text.
         most_tokens: the maximum number of tokens shown one by one. A turn that does not fit is shown only as text.
     """

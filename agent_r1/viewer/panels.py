@@ -43,7 +43,10 @@ class Panel:
 
 
 def best_step(curves: Curves) -> int | None:
-    """Return the step with the best validation, or None. If several steps are equally good, return the last of them."""
+    """Return the step with the largest exact match in validation; None without a validation.
+
+    If several steps are equally good, return the last of them.
+    """
     validated = curves.get(BEST_BY, {})
     return max(validated, key=lambda step: (validated[step], step)) if validated else None
 

@@ -25,7 +25,7 @@ ORDERS: Sequence[AttemptOrder] = get_args(AttemptOrder)
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """The page of the table of attempts that a request asks for.
+    """A request for one page of the table of attempts, with the conditions and the order of the table.
 
     ``after`` is the id of the last attempt on the previous page; "" for the first page.
     """

@@ -1,4 +1,4 @@
-"""The action tokens of an attempt: their numbers, and the colors of these numbers."""
+"""The numbers of the action tokens of an attempt, such as log-probabilities and advantages, and their colors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,10 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
-    """Return the numbers of each action token of a turn. Without a ``record``, only ``logprob`` is known."""
+    """Return the numbers of each action token of a turn, such as its advantage.
+
+    Without a ``record``, only ``logprob`` is known.
+    """
     count = len(turn.action_ids)
     unknown: tuple[None, ...] = (None,) * count
     columns: dict[str, Sequence[float | None]] = {"logprob": turn.logprobs}

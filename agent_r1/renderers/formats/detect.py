@@ -38,15 +38,16 @@ def open_renderer(
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
-    With ``auto``, the format is ``response`` if the tokenizer has a response template. Otherwise :func:`detect_format`
-    selects the format.
+    A tokenizer can have a *response template*: a description of how the model writes messages and calls. With ``auto``,
+    the format is ``response`` if the tokenizer has a response template. Otherwise :func:`detect_format` selects the
+    format.
 
     Args:
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
         name: one of FORMAT_NAMES.
         tags: the tags of the format ``tags``. Other formats ignore this argument.
         stop_token_ids: tokens that end an action, in addition to the end tokens of the chat template and the tokenizer.
-        images: the tokens of images; None if the model has no vision.
+        images: converts images to placeholder tokens; None if the model has no vision.
 
     Raises:
         InvalidInput: ``name`` is not one of FORMAT_NAMES, or is ``response`` although the tokenizer has no response

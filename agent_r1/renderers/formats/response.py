@@ -21,11 +21,15 @@ _REASONING = ("reasoning_content", "thinking")
 
 
 class Response(ToolFormat):
-    """The tool format that the response template of a tokenizer describes. The parser of transformers reads the calls.
+    """The tool format of a tokenizer with a response template.
+
+    The response template describes how the model writes messages and calls. The parser of transformers reads the calls
+    with this template.
 
     Args:
         template: the ``response_template`` of the tokenizer.
-        header: the text that ends every prompt, after the last message. The header can open the assistant's reasoning.
+        header: the text at the end of every prompt, such as ``<|im_start|>assistant``. The header can also contain the
+            tag that begins the reasoning, such as ``<think>``.
     """
 
     name: ClassVar[str] = "response"

@@ -104,11 +104,12 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a fast check that runs before :meth:`is_complete`.
+        """Return a fast function that avoids most calls of the slower :meth:`is_complete`.
 
-        The check is a function. Each time a stop string occurs in the sampled text, the check gets the text that was
-        sampled since the previous check. The check returns False if the action is certainly not complete. Only after
-        True, :meth:`is_complete` is called. The default check always returns True.
+        Each time the sampled text contains a new stop string (:meth:`stop_strings`), the function is called with the
+        text that was sampled since its previous call. If the function returns False, the action is certainly not
+        complete. If the function returns True, :meth:`is_complete` decides. By default, the function always returns
+        True.
 
         Args:
             tools: the tools of the prompt.
