@@ -68,7 +68,10 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Return (the message before the first stop string, this stop string); (the message, None) if there is none."""
+    """Cut a message before its first stop string. Return the cut message and this stop string.
+
+    If the message contains no stop string, return the whole message and None.
+    """
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None
