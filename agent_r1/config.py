@@ -239,7 +239,7 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of each setting in the nested mapping ``values``. Keys begin with ``prefix``.
 
-    The value of a table, such as ``algorithm``, gives one pair for each of its entries.
+    A value that is a mapping gives one pair for each of its entries.
 
     Example:
         {"steps": 20, "algorithm": {"loss": "cispo"}} -> ("steps", 20), ("algorithm.loss", "cispo")
@@ -257,7 +257,7 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Remove the last part of ``key`` if this part is ``name`` and chooses a component.
+    """Return ``key`` without a last part ``name`` that chooses a component, because both keys mean the same setting.
 
     Example:
         algorithm.loss.name -> algorithm.loss
@@ -300,7 +300,7 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Convert ``text`` to the type ``annotation``, or return the text if this fails.
+    """Return ``text`` converted to the type ``annotation``, or ``text`` itself if this fails. A tuple becomes a list.
 
     Example:
         _convert(tuple[float, ...], "0.9,0.95") == [0.9, 0.95]

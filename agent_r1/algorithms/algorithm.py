@@ -141,7 +141,9 @@ class Algorithm(Component):
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return ``selection`` without the samples that the filters remove. These samples are listed as excluded.
+        """Return ``selection`` without the samples that the settings ``filters`` and ``constant_groups`` remove.
+
+        The removed samples are in ``excluded`` of the result.
 
         ``version`` is the version of the current weights.
         """
@@ -360,11 +362,11 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with ``after_action`` for S = ``count`` turns instead of D time steps.
+    """Return ``targets`` with one entry of ``after_action`` per turn (S,), instead of one entry per time step (D,).
 
-    A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. ``turns`` (D,) is the
-    index of the last turn of each time step. This last turn gets the target and the weight of the time step. All other
-    turns get target 0 and weight 0.
+    S is ``count``. A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined.
+    ``turns`` (D,) is the index of the last turn of each time step. This last turn gets the target and the weight of the
+    time step. All other turns get target 0 and weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

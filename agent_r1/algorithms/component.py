@@ -24,7 +24,8 @@ LARGEST = 10**9
 class Component(BaseModel):
     """The settings of one part of an algorithm, such as the policy loss.
 
-    If a part has several classes, each class has a ``name``, such as "clip" for PPO's loss.
+    For some parts, there are several classes to choose from. Each of these classes has a ``name``, such as "clip" for
+    PPO's loss.
     """
 
     model_config = ConfigDict(

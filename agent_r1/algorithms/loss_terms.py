@@ -73,8 +73,8 @@ class Kl(Component):
     2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories after which the coefficient has been multiplied by exp(error), if the error does not
-    change. The error is clip(divergence / target - 1, -0.2, 0.2)."""
+    """Number of trajectories in which a constant error multiplies the coefficient by exp(error). The error is
+    clip(divergence / target - 1, -0.2, 0.2). So the coefficient increases if the divergence is above ``target``."""
 
     @property
     def formula(self) -> str:
@@ -187,7 +187,7 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """The importance weight for w = pi_old / mu, the ratio of the policy before the update to the sampler's policy.
+    """How the importance weight is computed from w, the policy before the update divided by the sampler's policy.
     truncate: min(w, high), truncated importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
@@ -212,7 +212,7 @@ class Correction(Component):
         """Return the importance weight of each of n tokens: (n,).
 
         Args:
-            log_ratio: (n,) log(pi_old / mu) of each token.
+            log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
             unit: (n,) the index of each token's unit. The tokens of a unit get the same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
@@ -232,8 +232,9 @@ class Rejection(Component):
     """The unit (token, turn or trajectory) that is accepted or rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """The number that is compared with ``low`` and ``high``. mean: the geometric mean of the ratios pi_old / mu of a
-    unit's tokens (Geo-RS). product: the product of these ratios (MIS)."""
+    """The number that is compared with ``low`` and ``high``. mean: the geometric mean of the ratios of a unit's tokens
+    (Geo-RS). product: the product of these ratios (MIS). The ratio of a token is pi_old / mu, with the policy pi_old
+    before the update and the sampler's policy mu."""
 
     low: float = Field(default=0.99, ge=0)
     """A unit (see ``level``) is rejected if the mean or product of its ratios (``statistic``) is below this number."""
@@ -256,7 +257,7 @@ class Rejection(Component):
         """Return whether each of n tokens is accepted: (n,) bool.
 
         Args:
-            log_ratio: (n,) log(pi_old / mu) of each token.
+            log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
             unit: (n,) the index of each token's unit, which is accepted or rejected as a whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum

@@ -136,8 +136,8 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
 RETURN_TOLERANCE = 1e-9
-"""A return up to this number below a threshold still reaches it, so that rounding errors do not decide about
-success."""
+"""A return reaches a threshold if the return is above the threshold minus this number. So rounding errors do not decide
+about success."""
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:

@@ -114,7 +114,7 @@ class ImportanceSampling(PolicyLoss):
     name: Literal["importance_sampling"] = "importance_sampling"
 
     max_ratio: float | None = Field(default=None, gt=0)
-    """Upper bound of the importance ratio r. none: no bound."""
+    """An importance ratio above this number is replaced by this number. none: no bound."""
 
     @property
     def formula(self) -> str:
@@ -213,7 +213,7 @@ class Dppo(PolicyLoss):
     """A token with a positive advantage is masked if its probability increased by more than this number."""
 
     max_ratio: float = Field(default=20.0, gt=0)
-    """Upper bound of the importance ratio r."""
+    """An importance ratio above this number is replaced by this number."""
 
     @property
     def formula(self) -> str:

@@ -25,7 +25,7 @@ from agent_r1.core.settings import flatten
 from agent_r1.core.suggest import suggest
 
 NONE = "none"
-"""The setting that switches an optional component or number off."""
+"""The value by which a user leaves out an optional component or number."""
 
 DESCRIPTIVE = ("name", "paper", "deviations")
 """Fields that only describe an algorithm. All other fields are parameters."""
@@ -115,10 +115,10 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm to which the ``settings`` of a stored run can be applied.
+    """Return an algorithm to start from if the algorithm ``name`` of a stored run does not exist any more.
 
-    The result has the name, the paper and the deviations of the stored run. The components of the result are arbitrary,
-    because ``settings`` replace every component. Return None if ``settings`` lacks a component.
+    The result has the name, the paper and the deviations of the stored run. All components are placeholders: the caller
+    replaces them by the components in ``settings``. Return None if a component is missing in ``settings``.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None

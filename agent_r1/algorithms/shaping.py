@@ -162,9 +162,9 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory for its length and its turns: (M,).
+        """Return the penalty (0 or negative) of each trajectory for many action tokens and many turns: (M,).
 
-        ``lengths`` (M,) is in action tokens.
+        The settings ``length`` and ``turns`` give the formulas. ``lengths`` (M,) are numbers of action tokens.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
@@ -181,7 +181,7 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection without the samples that have a reason in ``reasons``; they are listed as excluded."""
+    """Return the selection after each sample that has a reason in ``reasons`` is moved to ``excluded``."""
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)
@@ -214,7 +214,10 @@ def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return for each sample a reason to exclude it if it has an empty turn (see ``Filters.empty_turn``), else None."""
+    """Return for each sample a reason to exclude it if it has an empty turn, else None.
+
+    A turn is empty if all its calls are unreadable, or if it has no calls and its text is empty or cut off.
+    """
     return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
 

@@ -87,7 +87,7 @@ class TopEntropy(TokenMask):
     needs_entropy: ClassVar[bool] = True
 
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the tokens that have a policy loss."""
+    """This share of the tokens has a policy loss: the tokens with the largest entropy."""
 
     @property
     def formula(self) -> str:
@@ -111,8 +111,8 @@ class ClipCov(TokenMask):
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Share of the tokens that are masked. The masked tokens are drawn from the tokens whose covariance of advantage
-    and log-probability is between ``low`` and ``high``."""
+    """This share of all tokens is masked, at least one token. The masked tokens are drawn from the tokens whose
+    covariance of advantage and log-probability is between ``low`` and ``high``."""
 
     low: float = 1.0
     """Only tokens whose covariance of advantage and log-probability is above this number can be masked."""
@@ -137,13 +137,14 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617).
+    """A penalty |log(pi / pi_old)| on a few tokens: KL-Cov (arXiv:2505.22617).
 
-    See :func:`covariance`. pi_old is the policy before the update.
+    The penalty is on the tokens with the largest covariance of advantage and log-probability (:func:`covariance`).
+    pi_old is the policy before the update.
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """Share of the tokens that are penalized, at least one token."""
+    """This share of all tokens gets the penalty, at least one token."""
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the penalty in the loss."""
@@ -153,9 +154,9 @@ class KlCov(Component):
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty |log(pi / pi_old)| of each of the n tokens that are trained on: (n,).
+        """Return the weight of the penalty |log(pi / pi_old)| for each of the n tokens of ``batch``: (n,).
 
-        Most tokens have weight 0. The arguments are as in :func:`covariance`.
+        Only the tokens with the largest :func:`covariance` have a weight above 0.
         """
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized

@@ -136,10 +136,10 @@ class TokenOutputs:
     sampler_logprobs: Tensor | None = None
     """(n,) log-probabilities that the sampler recorded. Observation tokens have log pi instead, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64 index of each token's unit. ``off_policy_mask`` averages over each unit. None without
-    ``off_policy_mask``.
+    """(n,) int64 index of each token's unit, for the means of ``off_policy_mask``. None without ``off_policy_mask``.
 
     The action tokens of a trajectory are one unit, and the observation tokens of the trajectory are another unit.
+    ``off_policy_mask`` computes one mean of log-ratios per unit.
     """
     top_logprobs: Tensor | None = None
     """(n, k) log pi of the teacher's k most likely tokens. None without ``distillation``."""

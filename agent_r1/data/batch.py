@@ -78,8 +78,8 @@ class TrainingBatch:
     greedy_return: Tensor
     """(M,) float64: return of the group's greedy attempt (sampled with temperature 0); NaN without such a return."""
     role_baseline: Tensor
-    """(M,) float64: running mean of the returns of earlier trajectories with the trajectory's role. 0 if the advantage
-    estimator is not ``AgainstRole``."""
+    """(M,) float64: for each trajectory, the running mean of its role's earlier returns. 0 if the advantage estimator
+    is not ``AgainstRole``."""
     truncated: Tensor
     """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
     loss_excluded: tuple[str | None, ...]
@@ -280,8 +280,8 @@ def assemble_batch(
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
     """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
 
-    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch, so
-    the numbers in its TurnPlace are not used.
+    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch. It
+    still gets a TurnPlace, so that the list can be indexed by turn, but the numbers in this TurnPlace have no meaning.
     """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
@@ -331,8 +331,13 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
     """Add the tokens of the observation after ``turn``, and return the index of the first added token.
 
-    The observation is the new tokens of the next turn. Add nothing and return None if the next turn is missing, does
-    not continue ``turn``, or has no new tokens or no action tokens. ``number`` is the index of ``turn`` in the batch.
+    The observation is the new tokens in the prompt of the next turn. Add nothing and return None in three cases:
+
+    - There is no next turn.
+    - The prompt of the next turn does not begin with the tokens of ``turn``.
+    - The next turn has no new tokens, or no action tokens.
+
+    ``number`` is the index of ``turn`` in the batch.
     """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:

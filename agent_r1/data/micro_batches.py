@@ -28,13 +28,13 @@ class MicroBatch:
     ids: Tensor
     """(B, T) token ids."""
     position_ids: Tensor | None
-    """(B, T) position of each token, counted along the path to the token if the sequence is a tree. None with causal
-    attention."""
+    """(B, T) position of each token: the number of earlier tokens, with the prefix, to which the token attends. None
+    with causal attention."""
     subtree_end: Tensor | None
-    """(B, T) for each token j of a row, the end of its subtree. Only the tokens j .. subtree_end[j] - 1 of the row
-    attend to token j. None with causal attention."""
+    """(B, T) for each token j of a row: only the tokens j .. subtree_end[j] - 1 of the row attend to token j. None with
+    causal attention."""
     logit_positions: Tensor
-    """(n,) index, among the B*T hidden states, of the state that predicts each token."""
+    """(n,) for each predicted token: the hidden state at this index, among all B*T, predicts the token."""
     token_positions: Tensor
     """(n,) index of each predicted token among the B*T tokens."""
     tokens: Tensor
@@ -80,7 +80,7 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return each sequence as a block of its own, so that a micro-batch can hold any sequences."""
+    """Return each sequence as a block of its own. So sequences of a trajectory can be in different micro-batches."""
     return [(sequence,) for sequence in sequences]
 
 

@@ -24,14 +24,17 @@ MIN_COMMON_PREFIX = 64
 """Minimum number of tokens in the common prefix of all sequences. A shorter prefix is not worth an additional pass."""
 
 MAX_TREE = 4096
-"""The maximum number of tokens in a merged tree, including the prefix, if attention uses a mask. The mask of T tokens
-has T * T elements."""
+"""Sequences are merged into one only if the merged sequence and the prefix have at most this number of tokens together.
+
+The limit applies only if attention uses a mask, because the mask of T tokens has T * T elements.
+"""
 
 MIN_MERGED = 16
-"""Two sequences are merged into a tree only if at least this number of first tokens are equal.
+"""With ``PrefixSharing.by_parts``, two sequences are merged only if at least this number of first tokens are equal.
 
-The minimum applies if the attention over a tree is divided into parts (:mod:`agent_r1.model.tree_attention`). A merge
-adds parts. In a small model, the added parts take about as much time as 16 tokens.
+The attention over a merged sequence is then computed in several parts (:mod:`agent_r1.model.tree_attention`).
+Each merge adds parts. In a small model, the added parts take about as much time as reading 16 tokens. So a merge that
+saves fewer tokens saves no time.
 """
 
 
@@ -108,8 +111,8 @@ class PrefixSharing:
         the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take 12 E^2
         multiplications, and attention takes 2 E C multiplications.
 
-        With ``causal`` attention, C is S + T / 2 on average. In a tree, C is S + T, because the mask hides tokens only
-        after the comparison.
+        With ``causal`` attention, C is S + T / 2 on average. Otherwise attention uses a mask. Then C is S + T, because
+        the mask hides tokens only after the comparison.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
@@ -118,8 +121,9 @@ class PrefixSharing:
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
     """Return the ids of the first tokens that all sequences have in common: (S,).
 
-    The prefix ends before the first branch of a tree, and before the first token whose logits predict a token of the
-    training batch. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
+    The prefix ends before a sequence has its first branch. The prefix also ends before the first token whose logits
+    predict a token of the training batch. S is 0 for a single sequence, or if there are fewer than
+    ``MIN_COMMON_PREFIX`` common tokens.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)

@@ -40,12 +40,12 @@ class TokenSequence:
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
-    """(T,) for each token, the number of tokens before it on its path from the root of the tree."""
+    """(T,) position of each token: the number of earlier tokens to which the token attends."""
     subtree_end: Tensor
-    """(T,) for each token j, the end of its subtree. The tokens j .. subtree_end[j] - 1 are token j and its descendants
-    in the tree. Only these tokens attend to token j."""
+    """(T,) for each token j, the index after the last token that attends to token j. Exactly the tokens j ..
+    subtree_end[j] - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) index, in the sequence, of the logits that predict each token."""
+    """(n,) for each predicted token: the logits at this index of the sequence predict the token."""
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
@@ -139,9 +139,10 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 
 
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return only causal token sequences, for models that ignore a custom attention mask.
+    """Return causal token sequences, for models that ignore a custom attention mask.
 
-    A trajectory with branches becomes one sequence per turn (:func:`pack_per_turn`).
+    If no turn is continued by several turns, each chain of turns becomes one sequence. Otherwise each turn with
+    action tokens becomes a sequence of its own (:func:`pack_per_turn`).
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)

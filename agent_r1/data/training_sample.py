@@ -29,9 +29,11 @@ class TrainingSample:
     outcome_reward: float
     """The weighted sum of the rewards for the whole trajectory, without the rewards of its turns and calls."""
     call_rewards: tuple[tuple[float, ...], ...]
-    """For each turn, the weighted sum of the rewards of each call. () for a turn whose calls have no rewards."""
+    """One tuple per turn, with one number per call: the weighted sum of the call's rewards. () for a turn whose calls
+    have no rewards."""
     named_rewards: Mapping[str, float] = field(default_factory=dict)
-    """For each name, the weighted sum of all rewards with this name: of the trajectory, its turns and its calls."""
+    """For each name of a reward, the weighted sum of the rewards with this name. Rewards for the whole trajectory, for
+    turns and for calls are all included."""
     greedy_return: float | None = None
     """The return of the group's greedy attempt (sampled with temperature 0); None if there is no such return."""
     greedy_failure: str | None = None
@@ -140,13 +142,14 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    """Return the training sample of a trajectory without defects. The order of rewards does not change the sums."""
+    """Return the training sample of ``trajectory``, which must have no defects (:func:`_defects`)."""
     # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}
     for reward in weighted_rewards(trajectory, weights):
         by_place.setdefault((reward.turn, reward.call), []).append(reward.value)
         by_name.setdefault(reward.name, []).append(reward.value)
+    # fsum: the order of the rewards does not change a sum
     sums = {place: math.fsum(values) for place, values in by_place.items()}
     return TrainingSample(
         trajectory=trajectory,

@@ -68,8 +68,8 @@ def final_answer(trajectory: Trajectory) -> str | None:
 def final_text(trajectory: Trajectory) -> str | None:
     """Return the text of the last action; None if there is no action or the last action calls a tool.
 
-    Reasoning that the renderer separates is not part of the text. If an agent program returned an answer, return this
-    answer instead.
+    The text has no reasoning if the parser of the model's output separated the reasoning from the text. If an agent
+    program returned an answer, return this answer instead.
     """
     if trajectory.answer is not None:
         return trajectory.answer

@@ -52,7 +52,7 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation under which a function runs code written by the policy; None if no function does."""
+        """The weakest sandbox of the functions that run code of the policy; None if no function runs such code."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)

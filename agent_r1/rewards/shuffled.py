@@ -15,7 +15,8 @@ class ShuffledScorer:
     """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
 
     A policy can learn nothing from shuffled rewards. Their mean and spread in a group stay the same. A reward with one
-    number per turn becomes the sum of its numbers. Several such scorers shuffle a group in the same way.
+    number per turn becomes the sum of its numbers. All rewards of a group are shuffled in one order. Several such
+    scorers use the same order.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

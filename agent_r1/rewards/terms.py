@@ -1,6 +1,6 @@
 """Rewards that need no gold answer, such as the number of tool calls or of sampled tokens.
 
-A cost, such as the number of tool calls, is a positive reward. Give a cost a negative weight.
+A cost, such as the number of tool calls, is 0 or more. Give a cost a negative weight, so that it lowers the return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def calls(trajectory: Trajectory, task: Task) -> float:
 
 
 def repeated_calls(trajectory: Trajectory, task: Task) -> float:
-    """Return how many tool calls have the tool and the arguments of an earlier call of the attempt."""
+    """Return the number of tool calls that repeat an earlier call of the attempt: same tool, same arguments."""
     made = [
         (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
         for turn in trajectory.env_turns

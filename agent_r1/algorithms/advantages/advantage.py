@@ -26,12 +26,12 @@ class Advantage(Component, ABC):
     """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch also affect
     advantages."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage depends on the sum of all rewards. If not, shaping and a KL penalty in the reward have no
-    effect."""
+    """Whether the advantage is computed from ``token_rewards``, the weighted sums of rewards. If not, two settings have
+    no effect, because they change only these sums: ``shaping``, and ``kl`` with the placement "reward"."""
 
     uses_policy: ClassVar[bool] = False
-    """Whether the advantage depends on log pi of the policy before the update. If so, stale samples need an extra
-    forward pass."""
+    """Whether the advantage depends on log pi of the policy before the update. If so, a batch with tokens from older
+    weights needs an extra forward pass."""
 
     @property
     @abstractmethod

@@ -39,11 +39,12 @@ class AgainstRole(Advantage):
     ) -> tuple[Tensor, dict[str, float]]:
         """Return (the baseline of each trajectory: (M,) float64, the new running mean of each role).
 
-        A trajectory's baseline is the running mean of its role just before its own return is added; 0 if its role has
-        no earlier returns. So trajectories of one batch with the same role can have different baselines.
+        The returns are added to the running means one after the other. The baseline of a trajectory is the running mean
+        of the role just before the return of the trajectory is added; 0 if the role has no earlier returns. So
+        trajectories of one batch with the same role can have different baselines.
 
         Args:
-            baselines: The running mean of each role before the batch.
+            baselines: The running mean of the returns of each role before the batch.
             roles: The role of each trajectory.
             returns: (M,)
         """

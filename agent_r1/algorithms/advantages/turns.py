@@ -80,8 +80,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over turn t of all trajectories in the group
-    that have a turn t.
+    G_t is the discounted return from turn t on. The mean and the std are over the values of G_t in the group.
+    Trajectories without a turn t do not count.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -111,7 +111,7 @@ class SameState(TurnRelative):
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of the advantage among turns in the same state. The advantage among whole trajectories has weight 1."""
+    """Weight of A(G_t), which compares turns in the same state. A(R), which compares trajectories, has weight 1."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
@@ -160,11 +160,12 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Largest number of earlier states that are compared in addition to the state just before a turn. So A_k is
-    computed for k = 1 .. ``history`` + 1."""
+    """Turns are compared if their last k states are equal, for each k = 1 .. ``history`` + 1. The last state of a turn
+    is the state just before the turn."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in the weight (k + 1)^alpha of A_k. With a larger alpha, comparisons of more states count more."""
+    """The comparison of turns whose last k states are equal has the weight (k + 1)^alpha. With a larger alpha,
+    comparisons with a larger k count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
