@@ -249,7 +249,7 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Store the observation of the last action in ``prompt``: the messages that follow this action in ``prompt``.
+        """Store the messages after the last sampled action in ``prompt`` as the observation of this action.
 
         Call this method if the outcome of an action becomes known only with the next prompt. Nothing is stored if the
         turn of the action already has an observation, or if ``prompt`` starts a new branch.
