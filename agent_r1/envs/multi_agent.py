@@ -29,7 +29,10 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """Raised if a game asks a player whose attempt has ended, for example because the engine failed."""
+    """Raised if a game asks a player a question after the player's attempt has ended.
+
+    An attempt can end before the game, for example if the generation fails.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class Player:
         number: the index of the player, from 0.
         has_had_turn: whether the game has asked the player a question.
         questions: the queue from the game to the player.
-        answers: the queue from the player to the game. Its last item is PlayerDropped.
-        announcements: the texts of ``tell`` since the last question.
+        answers: the queue from the player to the game. When the player leaves the game, PlayerDropped is added.
+        announcements: the texts given to ``tell`` since the last question.
     """
 
     number: int
@@ -60,7 +63,7 @@ class Player:
     announcements: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
-        """Put a text before the next question to this player."""
+        """Store a text, which the player will see in front of the next question."""
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
@@ -80,9 +83,9 @@ class Player:
 
 
 Game = Callable[[Sequence[Player], Task, random.Random], Awaitable[Sequence[float]]]
-"""A function that plays a task and returns the score of each player.
+"""A function that plays one match and returns the score of each player. Its arguments are (players, task, rng).
 
-It must draw random numbers only from the given generator.
+The function must draw random numbers only from ``rng``.
 """
 
 
@@ -101,7 +104,7 @@ class Match:
     async def play(self) -> tuple[float, ...] | None:
         """Play the match, and return the score of each player, or None if the game failed.
 
-        The episodes of the players must run concurrently with this call.
+        The episodes of the players must run at the same time, because the game waits for the answers of the players.
         """
         returns, over = None, GameOver("it was cancelled")
         try:
@@ -135,7 +138,7 @@ class PlayerEnv:
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Wait for the first question to the player, and return this environment as the episode.
+        """Wait for the first question to the player, and return this object, which is also the episode.
 
         Raises AgentR1Error if the game ends or fails before the first question.
         """
@@ -159,7 +162,7 @@ class PlayerEnv:
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:
-        """Return the next question as a message, or () at the end. Raise AgentR1Error if the game failed."""
+        """Return the next question as a message; () if the game has ended. Raise AgentR1Error if the game failed."""
         question = await self.player.questions.get()
         if isinstance(question, str):
             return (Message.user(question),)

@@ -16,7 +16,10 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that a user can select by name. ``build`` gets (data, corpus, seed), as described at :func:`build`."""
+    """A task set that a user can select by name.
+
+    The field ``build`` is a function: (data, corpus, seed) -> task set.
+    """
 
     description: str
     build: Callable[[Path | None, str | Path | None, int], TaskSet]
@@ -24,7 +27,10 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set whose agent searches passages. The fourth argument of ``build`` is the sentence encoder."""
+    """A task set with a search of passages.
+
+    The field ``build`` is a function: (data, corpus, seed, sentence encoder) -> task set.
+    """
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, str], TaskSet]
@@ -32,7 +38,10 @@ class SearchEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy. The fourth argument of ``build`` is the sandbox level."""
+    """A task set that runs code written by the policy.
+
+    The field ``build`` is a function: (data, corpus, seed, sandbox level) -> task set.
+    """
 
     description: str
     build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]

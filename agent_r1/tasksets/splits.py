@@ -17,7 +17,10 @@ from agent_r1.tasksets.hub import hub_name, hub_splits, is_hub
 
 SPLITS = ("train", "validation", "test")
 WHOLE = "all"
-"""An additional split with the questions of all other splits. Only data that :func:`divide` divided has this split."""
+"""The name of an additional split, which contains all questions.
+
+This split exists only if :func:`divide` made the other splits.
+"""
 
 _MOST = {"test": 1000, "validation": 128}
 
@@ -35,30 +38,30 @@ Read = Callable[[Path], tuple[Question, ...]]
 """A function that reads the questions of a file or of a split on the hub. A bad row raises InvalidInput."""
 
 HELD_BACK = ("validation", "dev", "test")
-"""The splits on the hub that can give the test questions, for benchmarks without public answers of the split "test".
+"""Splits of a data set on the hub, in order of preference. The test questions come from the first split that exists.
 
-The first of these splits that a data set has is used.
+This order is for benchmarks without public answers in their split "test".
 """
 
 GIVEN_OUT = ("test", "validation", "dev")
-"""The splits on the hub that can give the test questions, for benchmarks with public answers of the split "test".
+"""Splits of a data set on the hub, in order of preference. The test questions come from the first split that exists.
 
-The first of these splits that a data set has is used.
+This order is for benchmarks with public answers in their split "test".
 """
 
 
 def read_splits(data: Path, seed: int, read: Read[Question], tested: Sequence[str] = HELD_BACK) -> Splits[Question]:
-    """Return the questions of each split. ``data`` is a folder, a file, or the name of a data set on the hub
-    (:func:`_hub`).
+    """Return the questions of each split in ``data``: a folder, a file, or the name of a data set on the hub.
 
-    A folder has one file per split, such as ``train.jsonl``, or one folder per split if ``read`` accepts folders. A
-    single file is divided by :func:`divide`, and all its questions are also in the split ``WHOLE``.
+    A folder has one file per split, such as ``train.jsonl``. If ``read`` accepts folders, a split can also be a folder.
+    A single file is divided by :func:`divide`. All questions of the file are also in the split ``WHOLE``. For a data
+    set on the hub, see :func:`_hub`.
 
     Args:
         seed: determines the order of the training questions.
         read: reads the questions of one file, folder or split on the hub.
-        tested: the splits on the hub that can give the test questions. The first of these splits that the data set has
-            is used.
+        tested: names of splits on the hub, in order of preference. The test questions come from the first split that
+            exists.
 
     Raises:
         InvalidInput: a row cannot be read, a folder has no questions or has a question in two splits, or a file has too
@@ -76,7 +79,7 @@ def _one_part(questions: Sequence[Question], source: Path) -> Splits[Question]:
 
 
 def whole_split(splits: Splits[Question]) -> str | None:
-    """Return the name of the split that contains all questions, or None."""
+    """Return ``WHOLE`` if there is a split with this name; else None."""
     return WHOLE if WHOLE in splits else None
 
 
@@ -124,11 +127,12 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
     """Return the questions of each split of a data set on the hub.
 
-    A single split (the only one, or ``@SPLIT``) is divided by :func:`divide`. Otherwise:
+    If the data set has one split, or ``data`` names one (``hf:NAME@SPLIT``), :func:`divide` divides this split.
+    Otherwise, the questions come from two splits of the data set:
 
-    - Test: the first split in ``tested`` that the data set has.
-    - Validation: a tenth of the split ``train``, but at most 128 questions.
-    - Training: the rest of the split ``train``.
+    - The test questions are the first split in ``tested`` that exists.
+    - The validation questions are a tenth of the split ``train``, but at most 128 questions.
+    - The training questions are the rest of the split ``train``.
 
     Test questions are left out of validation and training. Raises InvalidInput if the data set has no split ``train``,
     or none of the splits in ``tested``.

@@ -1,8 +1,8 @@
 """TinyWiki with a search that sometimes fails and sometimes returns an outdated page.
 
-In an outdated edition of a page, the values belong to the wrong relations. No text marks outdated editions, but they
-differ from each other. So a page is true if two searches return equal pages. The agent learns to repeat a failed search
-and to check a page. Only the final answer is rewarded.
+An outdated edition of a page contains the values of the true page, but each value stands at a wrong relation. No text
+marks an outdated edition. But two outdated editions of a page differ from each other, so a page is true if two searches
+return this page. The agent learns to repeat a failed search and to check a page. Only the final answer is rewarded.
 
 The rates of failures and outdated pages depend on the split. All attempts at a task get the same results for the same
 searches.
@@ -36,12 +36,16 @@ from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
 from agent_r1.tools import Resources, tool
 
 MAX_TURNS = 20
-"""A right solution needs at most 19 turns: 6 searches for each of at most 3 pages, and the answer."""
+"""The maximum number of actions in an episode.
+
+A right solution needs at most 19 actions: 6 searches for each of at most 3 pages, and the answer.
+"""
 
 FRESH = 3
-"""In each block of three searches for a page (1 to 3, 4 to 6, ..), one search is certain to return the true page.
+"""The number of searches in a block. The searches for a page form blocks: searches 1 to 3, searches 4 to 6, ..
 
-So every task can be solved. The position of the certain search is random, so the agent must compare results.
+In each block, one search is certain to return the true page, so every task can be solved. The position of this search
+in the block is random, so the agent must compare results.
 """
 
 Fortune = Literal["fresh", "old", "failed"]
@@ -162,10 +166,11 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, nth: int) -> Wiki:
-    """Return a wiki with one page: the outdated edition of the page ``title`` that the ``nth`` search finds.
+    """Return a wiki that contains only one page: an outdated edition of the page ``title``.
 
-    The edition has the values of the true page, each at a wrong relation. The first 66 searches for a page have
-    different editions. Any two of the first four editions differ in the value of every relation.
+    ``nth`` is the number of the search for this page, from 1. The outdated edition has the values of the true page, but
+    each value stands at a wrong relation. The searches 1 to 66 get different editions. Any two of the first four
+    editions differ in the value of every relation.
 
     Example:
         If the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an outdated edition is
@@ -184,7 +189,9 @@ Order = tuple[int, ...]
 
 @cache
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
-    """Return the permutations of 0 .. ``count`` - 1 that move every element: (cyclic shifts, other permutations).
+    """Return the permutations of 0 .. ``count`` - 1 in which every number has moved to another place.
+
+    The result is a pair: (cyclic shifts, all other such permutations).
 
     Example:
         (((1, 2, 0), (2, 0, 1)), ()) for count = 3

@@ -47,8 +47,8 @@ class Game(Protocol):
         """Start the game, and return the first observation.
 
         Args:
-            seed: determines the game. All attempts at a task get the same seed.
-            attempt_seed: determines the random draws of this attempt.
+            seed: determines the content of the game, such as a secret number. Equal for all attempts at a task.
+            attempt_seed: determines other random draws, such as an opponent's moves. Different for each attempt.
         """
         ...
 

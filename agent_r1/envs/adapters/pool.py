@@ -25,8 +25,8 @@ class WorkerPool:
     If a call times out or its process crashes, the call fails, and a later call starts a new process.
 
     Args:
-        package: a module that is imported once, before the processes are forked.
-        name: ``module:class`` of the objects.
+        package: the name of a module. The module is imported once, before the processes are forked.
+        name: the class of the objects, as ``module:class``.
         seconds: the time limit of each call, and also for creating an object.
 
     Example:
@@ -39,9 +39,9 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method of the object in a free process, and return the outcome: a value, a failure or a timeout.
+        """Call a method of the object in a free process. Return the outcome: a value, a failure or a timeout.
 
-        The arguments must be JSON values. The time limit begins when a process is free.
+        The arguments must be JSON values. Waiting for a free process does not count towards the time limit.
         """
         state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
         async with state.slots:

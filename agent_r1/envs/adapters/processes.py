@@ -1,10 +1,10 @@
 """Worker processes for Python objects whose methods block: one object per process.
 
-In a worker process, an object can hang, crash or change global state without harm to this process. A worker process is
-not a sandbox: it has all rights of this process.
+If an object hangs, crashes or changes global state, only its worker process is harmed, and not the program that started
+the worker process. A worker process is not a sandbox: it has all rights of the program.
 
-Each package has one server process (:mod:`agent_r1.envs.adapters.fork_server`), which imports the package once and
-forks the worker processes.
+The package of an object is imported only once, in a server process (:mod:`agent_r1.envs.adapters.fork_server`). The
+server process then forks the worker processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_SECONDS = 60.0
 """The time limit for importing a package and forking a process, in seconds."""
 
 MAX_ANSWER = 16 * 2**20
-"""The largest size of an answer in bytes. A process that sends a larger answer is killed."""
+"""The maximum size, in bytes, of the result of a call. A worker process that sends a larger result is killed."""
 
 
 class WorkerProcess:
@@ -51,7 +51,7 @@ class WorkerProcess:
         return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
-        """Call a method of the object, and return the outcome: a value, a failure or a timeout.
+        """Call a method of the object in the worker process. Return the outcome: a value, a failure or a timeout.
 
         The arguments must be JSON values. If the call exceeds ``timeout`` seconds, the process is killed.
         """
@@ -90,9 +90,9 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
     """Start a worker process, create an object in it, and return the process.
 
     Args:
-        package: a module that is imported once, before worker processes are forked.
-        name: ``module:class`` of the object.
-        keywords: the keyword arguments of the class, as JSON values.
+        package: the name of a module. The module is imported once, before worker processes are forked.
+        name: the class of the object, as ``module:class``.
+        keywords: the keyword arguments of this class, as JSON values.
         timeout: the time limit for creating the object, in seconds.
 
     Raises:
@@ -163,7 +163,7 @@ class _ForkServer:
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
         """Fork a worker process. Return (worker process, socket for requests to the worker process).
 
-        The worker process has no object until :meth:`WorkerProcess.make` is called.
+        The caller must then create an object in the worker process (:meth:`WorkerProcess.make`).
         """
         our_end, child_end = socket.socketpair()
         with child_end:

@@ -15,7 +15,10 @@ from agent_r1.envs.adapters.fork_server import import_attribute
 from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 
 Opponent = Callable[[str, random.Random], str]
-"""A function that returns an action for an observation. It must draw random numbers only from the given generator."""
+"""A function that returns the opponent's action. Its arguments are (observation, rng).
+
+The function must draw random numbers only from ``rng``.
+"""
 
 RANDOM_MOVE = "agent_r1.envs.adapters.textarena:random_move"
 MAX_OPPONENT_MOVES = 1000

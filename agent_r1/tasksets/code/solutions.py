@@ -14,7 +14,10 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions."""
+    """Return a function from a task to its reference solutions.
+
+    One wrong solution calls a tool ``max_turns`` times and gives no answer.
+    """
 
     def of(task: Task) -> ReferenceSolutions:
         exam: Exam = task.data["exam"]

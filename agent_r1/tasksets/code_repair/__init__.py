@@ -26,14 +26,14 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.gained": 0.0,
     "reward_weights.first_fixed": 0.0,
 }
-"""Default settings. Of the rewards, only ``fixed`` has a weight other than 0."""
+"""The default settings for training on this task set. Only the reward ``fixed`` has a weight other than 0."""
 
 MAX_OUTPUT = 300
 """The maximum number of characters of a tool result: enough for a failed test, not for a long traceback."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set of the functions in ``data``, which can be a TOML file of settings.
+    """Build the task set. ``data`` contains the functions, or is a TOML file of settings.
 
     Raises InvalidInput if an argument cannot be used, or if no bug can be planted.
     """

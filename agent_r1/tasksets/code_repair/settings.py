@@ -22,7 +22,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Path
-    """The functions and their tests, in the format of MBPP. A path is relative to the folder of the settings file."""
+    """The file or data set with the functions and their tests, in the format of MBPP. A relative path begins at the
+    folder of the settings file."""
 
     lines: int = Field(default=8, ge=2)
     """The maximum number of lines of a function. Longer functions are left out."""
@@ -42,8 +43,9 @@ class Settings(BaseModel):
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``. For any other file, folder or name, return
-    ``Settings(data=data)``.
+    """Return the settings in ``data`` if ``data`` is a TOML file; else ``Settings(data=data)``.
+
+    If ``data`` is not a TOML file, ``data`` contains the functions, and the other settings have their default values.
 
     Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """

@@ -10,9 +10,10 @@ _BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Return the content of the last complete ``\boxed{..}``; without a box, the text after the last ``#### ``.
+    r"""Return the answer that a text states; None if there is no answer.
 
-    Return None without a box and without ``#### `` at the start of a line. Blank and unclosed boxes are ignored.
+    The answer is the content of the last complete ``\boxed{..}``. If there is no such box, the answer is the text after
+    the last ``#### `` at the start of a line. Blank and unclosed boxes are ignored.
 
     Example:
         >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")

@@ -113,9 +113,10 @@ def _kind(answer: str) -> str:
 
 
 def _may_equal(gold: str, said: str) -> bool:
-    """Return whether an answer of the kind ``said`` can equal a gold answer of the kind ``gold``.
+    """Return whether two answers can be equal, judged only by their kinds.
 
-    The kinds are "set", "list", "tuple", "interval" and "one" (a single expression). A set may be written as a list,
-    without braces. A gold set of one element may be written as this element.
+    ``gold`` is the kind of the gold answer, and ``said`` is the kind of the agent's answer. The kinds are "set",
+    "list", "tuple", "interval" and "one" (a single expression). A set may be written as a list, without braces. A gold
+    set of one element may be written as this element.
     """
     return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

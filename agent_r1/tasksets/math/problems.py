@@ -17,7 +17,7 @@ from agent_r1.tasksets.math.answers import stated_answer
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    r"""A problem. ``answer`` is the gold answer, without the calculation.
+    r"""A problem. ``answer`` is only the gold answer, without the steps of the solution.
 
     Example:
         Problem("row-1", "What is half of a third?", r"\frac{1}{6}")

@@ -52,8 +52,8 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the answer ``said`` with the gold answer.
 
-        If the comparison raises an error or takes too long, ``correct`` depends on the gold answer: False if
-        math-verify can compute the gold answer, else None.
+        If the comparison raises an error or takes too long, the program tests whether math-verify can compute the gold
+        answer. If so, the answer ``said`` counts as wrong (``correct`` is False). Otherwise, ``correct`` is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

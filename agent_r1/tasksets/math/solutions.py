@@ -13,7 +13,11 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions."""
+    """Return a function from a task to its reference solutions.
+
+    A wrong solution of a task can be the answer to another problem in ``problems``. Another wrong solution calls a tool
+    ``max_turns`` times and gives no answer.
+    """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 
     def of(task: Task) -> ReferenceSolutions:
@@ -87,5 +91,8 @@ def copied_expressions(question: str, gold: str) -> tuple[str, ...]:
 
 
 def have_different_digits(one: str, other: str) -> bool:
-    """Return whether the digits of two answers differ: True for ``x=5`` and ``6``, False for ``x=5`` and ``5``."""
+    """Return whether two answers differ after all characters except digits are removed.
+
+    The result is True for ``x=5`` and ``6``, and False for ``x=5`` and ``5``.
+    """
     return "".join(filter(str.isdigit, one)) != "".join(filter(str.isdigit, other))

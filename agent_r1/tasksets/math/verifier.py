@@ -14,7 +14,10 @@ from agent_r1.tasksets.math.form import match_shape, refusal_reason
 from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""The largest address space of the process, in bytes. If the process needs more, Python raises MemoryError."""
+"""The maximum memory (address space) of the process that compares answers, in bytes.
+
+If the process needs more, Python raises MemoryError.
+"""
 
 
 class Verifier:
@@ -38,9 +41,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute ``gold``, that is, whether ``gold`` is found equal to ``gold``.
+        """Return whether math-verify can compute the gold answer, that is, finds the gold answer equal to itself.
 
-        Before the test, ``gold`` is converted to the notation of ``said``, as in :meth:`check`.
+        As in :meth:`check`, the gold answer is first written in the notation of the agent's answer ``said``.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

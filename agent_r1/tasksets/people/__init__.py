@@ -31,7 +31,7 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.pages_read": 0.0,
     "reward_weights.supported": 0.0,
 }
-"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
+"""The default settings for training on this task set. Only the reward ``em`` has a weight other than 0."""
 
 OTHER_NAME = "look_up"
 """The name of the search tool in the split ``renamed-tool``."""

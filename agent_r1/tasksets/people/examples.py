@@ -26,7 +26,7 @@ EXAMPLES: tuple[Message, ...] = (
 )
 """Three solved questions: one with one hop, and two with two hops.
 
-With a single example of two hops, a model makes the second search less often.
+With only one example of two hops, a model often leaves out the second search.
 """
 
 READING_EXAMPLES: tuple[Message, ...] = (

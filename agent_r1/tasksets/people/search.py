@@ -76,6 +76,6 @@ def pages_read(trajectory: Trajectory, task: Task) -> float:
 def supported(trajectory: Trajectory, task: Task) -> float:
     """Return :func:`pages_read` if the attempt gives an answer, right or wrong; else 0.0.
 
-    As a reward, ``pages_read`` alone teaches an agent to search until its turns end.
+    Without this condition, an agent is rewarded for searches alone, and learns never to answer.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

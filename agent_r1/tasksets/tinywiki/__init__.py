@@ -30,7 +30,7 @@ RECIPE: Mapping[str, Any] = {
     "evaluate_every": 12,
     "pass_k": 16,
 }
-"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
+"""The default settings for training on this task set. Only the reward ``em`` has a weight other than 0."""
 
 
 FIND = replace(search, spec=replace(search.spec, name="find"))

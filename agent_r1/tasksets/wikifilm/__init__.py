@@ -45,13 +45,13 @@ RECIPE: Mapping[str, Any] = {
     "reward_weights.pages_read": 0.0,
     "reward_weights.supported": 0.0,
 }
-"""Default settings. Of the rewards, only ``em`` has a weight other than 0."""
+"""The default settings for training on this task set. Only the reward ``em`` has a weight other than 0."""
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
-    """Build the task set of the pages in ``data``, which can also be a TOML file of settings.
+    """Build the task set. ``data`` contains the pages, or is a TOML file of settings.
 
-    If ``corpus`` is None, the pages of ``data`` are searched. Raises InvalidInput if a file is missing or malformed, or
+    If ``corpus`` is None, the agent searches these pages. Raises InvalidInput if a file is missing or malformed, or
     has too few films for questions.
     """
     settings = read_settings(data)
@@ -109,7 +109,7 @@ def pages_read(trajectory: Trajectory, task: Task) -> float:
 def supported(trajectory: Trajectory, task: Task) -> float:
     """Return :func:`pages_read` if the attempt gives an answer, right or wrong; else 0.0.
 
-    As a reward, ``pages_read`` alone teaches an agent to search until its turns end.
+    Without this condition, an agent is rewarded for searches alone, and learns never to answer.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)
 

@@ -16,16 +16,19 @@ PARTNERS = 12
 """The maximum number of films that are tried as the second film of a question. The first suitable film is used."""
 
 YEARS_APART = 2
-"""The minimum difference of two compared years. A film can have several release dates."""
+"""The minimum difference, in years, of the two years that a question compares.
+
+A smaller difference is not certain, because a film can have several release dates.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A way to compare two films by a year. ``{a}`` and ``{b}`` in the wordings stand for the titles.
+    """A way to compare two films by a year. In the wordings, ``{a}`` and ``{b}`` stand for the titles of the two films.
 
     Attributes:
-        first: wordings of questions for the film with the earlier year.
-        last: wordings of questions for the film with the later year.
+        first: wordings of questions whose answer is the film with the earlier year.
+        last: wordings of questions whose answer is the film with the later year.
         year: returns the compared year of a film; None if the pages do not state the year.
         reads_directors: whether the years are on the pages of the directors, and not on the pages of the films.
     """
@@ -82,9 +85,9 @@ SAME_COUNTRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two films that a question compares. The question names ``one`` first and ``other`` second.
+    """Two films that a question compares. The title of ``one`` comes first in the question.
 
-    If ``reads_directors`` is True, the answer is on the pages of the directors.
+    ``reads_directors`` is True if the facts for the answer are on the pages of the directors.
     """
 
     one: DirectedFilm
@@ -94,8 +97,8 @@ class _Pair:
     def question(self, id: str, text: str, answers: tuple[str, ...], found: tuple[str, str]) -> Question:
         """Return a question about the two films.
 
-        The titles of the films replace ``{a}`` and ``{b}`` in ``text``. ``found`` has the two years or nationalities to
-        compare, such as ("1953", "1961").
+        ``text`` is a wording: the titles of the films replace ``{a}`` and ``{b}``. ``found`` are the facts that
+        the agent must find, two years or two nationalities, such as ("1953", "1961").
         """
         films = (self.one, self.other)
         directors = [one.director.title for one in films if one.director] if self.reads_directors else []
@@ -133,7 +136,10 @@ def _by_year(films: Sequence[DirectedFilm], comparison: Comparison) -> Iterator[
 
 
 def _by_country(films: Sequence[DirectedFilm]) -> Iterator[Question]:
-    """Yield the questions whether two directors are from the same country. About half of the answers are "yes"."""
+    """Yield questions that ask whether two directors are from the same country.
+
+    About half of the answers are "yes".
+    """
     nations = {
         one.film.title: nation for one in films if one.director and (nation := one.director.nationality) is not None
     }

@@ -1,4 +1,4 @@
-"""The facts of a corpus: its films, their directors, and the pages of both."""
+"""The facts of a corpus: the films, the directors of the films, and the texts of all pages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from agent_r1.tasksets.wikifilm.persons import Person, read_director
 from agent_r1.tasksets.wikifilm.words import as_spelled, name_key, title_name
 
 AGES = (14, 100)
-"""The minimum and the maximum age of a director in the year of a film. At another age, the page is about another
-person with the director's name.
+"""The minimum and the maximum age of a director in the year of a film.
+
+A person with the director's name but with an age outside these limits is not the director of the film.
 """
 
 YEARS_AFTER_DEATH = 3
-"""The maximum number of years from a director's death to the release of the film."""
+"""The maximum number of years from a director's death to the release of the film.
+
+A person with the director's name who died earlier is not the director of the film.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return ``values`` and the spellings of these values on a page; () if the page contains none of the values.
+        """Return ``values``, and then the spellings of the values on the page ``title`` (see :func:`as_spelled`).
 
-        ``title`` is the title of the page.
+        Return () if the page contains none of the values.
         """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
         return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()

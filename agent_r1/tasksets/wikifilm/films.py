@@ -58,7 +58,7 @@ class Film:
     """The facts of a film's page.
 
     Attributes:
-        year: the year of release; None if the page does not state it.
+        year: the year of release; None if the page does not state one clear year.
         director: the name of the director; None if the page names none or several.
 
     Example:
@@ -90,8 +90,9 @@ def read_film(page: Passage) -> Film | None:
 def _year(title: str, start: str, before: str, after: str) -> int | None:
     """Return the release year of a film; None if the page does not state exactly one year.
 
-    The first sentence of the page consists of ``start`` ("X (1953)"), "is a", ``before`` ("1953 comedy"), "film" and
-    ``after`` ("from 1953").
+    The other arguments are parts of the page's first sentence: ``start`` is the part before "is a", ``before`` is the
+    part between "is a" and "film", and ``after`` is the part after "film". For "Salt (1953) is a comedy film of 1953",
+    the parts are "Salt (1953) ", "comedy " and " of 1953".
     """
     in_title = re.search(rf"\(({_YEAR.pattern})\b.*\)$", title)
     at_start = re.search(rf"\(({_YEAR.pattern})\) ?$", start)
@@ -119,9 +120,9 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name at the beginning of the text, without the description before the name.
+    """Return the only name at the beginning of the text. A description in front of the name is left out.
 
-    Return None if there is no name, or several names.
+    Return None if there is no name, or if there are several names.
 
     Example:
         "Sergio Leone" for "Italian filmmaker Sergio Leone and starring ..."

@@ -1,4 +1,4 @@
-"""Read the pages of a corpus, and the part of a page that a search shows."""
+"""Read the pages of a corpus, and shorten each page to the part that a search shows."""
 
 from __future__ import annotations
 

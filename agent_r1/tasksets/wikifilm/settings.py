@@ -33,7 +33,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Path
-    """The pages that the questions are built from. A path is relative to the folder of the settings file."""
+    """The file, folder or data set with the pages, from which the questions are built. A relative path begins at
+    the folder of the settings file."""
 
     kinds: tuple[Kind, ...] = Field(default=KINDS, min_length=1)
     """The kinds of questions in the training split."""
@@ -47,8 +48,9 @@ class Settings(BaseModel):
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in the TOML file ``data``. For any other file, folder or name, return
-    ``Settings(data=data)``.
+    """Return the settings in ``data`` if ``data`` is a TOML file; else ``Settings(data=data)``.
+
+    If ``data`` is not a TOML file, ``data`` contains the pages, and the other settings have their default values.
 
     Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """

@@ -54,7 +54,7 @@ def title_name(title: str) -> str:
 
 
 def as_spelled(value: str, text: str) -> str | None:
-    """Return ``value`` with the spaces that it has in ``text``; None if ``text`` does not contain ``value``.
+    """Return the part of ``text`` that equals ``value`` apart from spaces; None if there is no such part.
 
     Example:
         >>> as_spelled("Pat O'Brien", "It stars Pat O' Brien.")
