@@ -18,7 +18,7 @@ from agent_r1.store.results import read_tools
 from agent_r1.training.reward_totals import sum_rewards
 
 PAGE = 2000
-"""The number of summaries that are read from the database at once."""
+"""The number of attempts whose summaries are read from the database at once."""
 
 
 @dataclass(frozen=True, slots=True)

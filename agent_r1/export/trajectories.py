@@ -24,7 +24,8 @@ FACT_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("group", "sample", "retry", "version", "step", "conversation"), "int64"),
     **{"truncated": "bool", "seconds": "float64"},
 }
-"""The types of the columns about an attempt or a conversation, without rewards, in the notation of ``datasets``."""
+"""The types of the columns with facts about an attempt or a conversation, in the notation of ``datasets``. The columns
+of rewards are not listed here."""
 
 OPENAI_COLUMNS: Sequence[Mapping[str, Any]] = (
     {"name": "messages", "list": "json"},

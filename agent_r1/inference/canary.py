@@ -46,7 +46,8 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the limit after an update that changes no log-probability (see ``SAME_CHANGE``).
+        floor: the limit on the server's changes in an update that changes no log-probability in the trainer (see
+            ``SAME_CHANGE``).
     """
 
     mean: float
@@ -59,7 +60,7 @@ BANDS: Mapping[ProductPrecision, Band] = {
     "tf32": Band(mean=1e-2, maximum=0.3, floor=0.05),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The accepted differences, by the data type of the server."""
+"""The limits on the differences between log-probabilities of server and trainer, by the precision of the server."""
 
 SAME_CHANGE = 0.25
 """A tolerance for the changes of the log-probabilities in an update of the weights.

@@ -65,7 +65,7 @@ class VllmConfig(BaseModel):
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
-    a later update succeeds."""
+    an update of its weights succeeds."""
 
     @field_validator("urls")
     @classmethod
@@ -98,7 +98,7 @@ class SglangConfig(BaseModel):
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
-    a later update succeeds."""
+    an update of its weights succeeds."""
 
 
 class EngineConfig(BaseModel):
@@ -210,8 +210,8 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of all candidates except the first, if the policy samples greedily. At temperature 0, all candidates
-    would be equal. Not used if ``decode.method`` is ``token``."""
+    """Temperature of the candidates if the policy samples greedily (at temperature 0). Only the first candidate is then
+    sampled greedily. The others need a temperature above 0 to differ. Not used if ``decode.method`` is ``token``."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct
@@ -219,8 +219,8 @@ class DecodeConfig(BaseModel):
     new weight."""
 
     beams: int = Field(default=2, ge=1)
-    """If ``decode.method`` is ``beam``: the number of conversations that are kept after each turn. Each conversation is
-    continued by ``decode.candidates`` / ``decode.beams`` actions."""
+    """If ``decode.method`` is ``beam``: the number of conversations that are kept after each turn. The candidates are
+    divided equally among the conversations: with 4 candidates and 2 beams, each conversation gets 2 new actions."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

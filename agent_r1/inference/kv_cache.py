@@ -1,8 +1,8 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
 A block has R rows. Each row is a slot: the place of one sequence. For each layer, a block has one tensor of keys and
-one tensor of values. A decode step runs on whole blocks, so that all shapes are fixed. Then a sequence that is computed
-alone gets the same bits as in a batch.
+one tensor of values. A decode step runs on whole blocks, so all shapes are fixed. Therefore, a sequence gets the same
+bits whether it is computed alone or in a batch.
 
 A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
 (``inference.lazy_memory``). vAttention has the same idea for GPUs (arXiv 2405.04437).
@@ -69,6 +69,8 @@ def cache_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of a layer. Return (output, None), with the output (R, T, H, D).
 
+    transformers expects such a pair. None stands for the attention weights, which are not returned.
+
     G = H / K attention heads share one key-value head (grouped-query attention). These heads become rows of one matrix
     product, so that ``key`` and ``value`` are not copied for each head.
 
@@ -104,8 +106,8 @@ class CacheSlot:
 class CacheBlock:
     """The keys and values of R = ``rows`` sequences.
 
-    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D). The first ``lengths[i]`` tokens of row i
-    are valid. On a CPU, tokens that were never written take no memory.
+    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of the size D. The
+    first ``lengths[i]`` tokens of row i are valid. On a CPU, tokens that were never written take no memory.
     """
 
     rows: int
@@ -176,9 +178,10 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of each row's new token in a layer: ``key`` and ``value``, each (R, K, 1, D).
+        """Write ``key`` and ``value``, each (R, K, 1, D), to the cache of a layer. Each row has one new token.
 
-        Return (keys, values) of the first L = ``visible`` tokens of each row, each (R, K, L, D).
+        Return (keys, values) of the first L tokens of each row, each (R, K, L, D). L is ``visible``, the argument of
+        the constructor.
         """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]

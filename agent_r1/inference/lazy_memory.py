@@ -24,9 +24,9 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 def has_free_addresses() -> bool:
-    """Return whether this process may reserve more addresses than the machine has memory.
+    """Return whether this process may reserve an address space that is larger than the machine's memory.
 
-    Two settings prevent this: a limit for addresses (``ulimit -v``), and ``vm.overcommit_memory`` 2.
+    Two settings can forbid this: a limit on the address space (``ulimit -v``), and ``vm.overcommit_memory`` 2.
     """
     counts_all = OVERCOMMIT.exists() and OVERCOMMIT.read_text("ascii").strip() == "2"
     return not counts_all and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
@@ -35,7 +35,7 @@ def has_free_addresses() -> bool:
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a tensor of zeros in CPU memory. Each page of memory is taken on its first write.
 
-    All numbers in ``shape`` must be positive. Raise OSError if the system does not provide so many addresses.
+    All numbers in ``shape`` must be positive. Raise OSError if the system refuses an address space of this size.
     """
     size = math.prod(shape) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -197,7 +197,10 @@ def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
 
 
 def _rms_norm(states: Tensor, norm: Any) -> Tensor:
-    """Return states / sqrt(mean(states^2) + eps) * weight. Only the division is computed in fp32."""
+    """Return states / sqrt(mean(states^2) + eps) * weight.
+
+    The quotient is computed in fp32, and rounded to the data type of ``states`` before the multiplication.
+    """
     wide = states.to(torch.float32)
     variance = wide.pow(2).mean(-1, keepdim=True)
     return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)

@@ -59,13 +59,15 @@ class PrefillShape:
 
 
 MAX_PAIRS = 1 << 19
-"""The largest number of pairs (new token, token to which it may attend) in a prefill pass of several rows."""
+"""The largest number of pairs (new token, token to which the new token may attend) in a prefill pass of several
+sequences. A pass of one sequence may have more pairs."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs: a pass with more tokens takes hardly longer."""
+"""The sizes of prefill passes for small models and for GPUs. There, a pass with many tokens takes hardly longer than
+a pass with few tokens."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU: each token takes time, also a token of padding."""
+"""The sizes of prefill passes for large models on a CPU. There, each token takes time, even a token of padding."""
 
 NATIVE_PASS = 128
 """The largest number of tokens in one prefill pass of the native decoder: its results should fit into a processor
@@ -266,18 +268,18 @@ class ModelRunner:
     def decode(
         self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
     ) -> Tensor:
-        """Run one decode step of a block. Return the fp32 logits of the next tokens: (running rows, V).
+        """Run one decode step of a block of the KV cache. Return the fp32 logits of the next tokens: (running rows, V).
 
-        A running row is a row whose sequence is being sampled. In PyTorch, the step usually computes all rows, so that
-        shapes do not depend on the number of running rows.
+        Each row of the block holds one sequence. A row is running if its sequence is being sampled. PyTorch usually
+        computes the step for all rows of the block, so that shapes do not depend on the number of running rows.
 
         Args:
             block_index: the index of the block.
             last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
                 cache.
-            shifts: maps a running row to the position of its last token in the model's position encoding, minus the
-                index of this token in the sequence. Rows with the shift 0 may be left out. Without images, all shifts
-                are 0.
+            shifts: maps a running row to a shift. The shift is p - i: the last token of the row has the index i in its
+                sequence, and the position p in the model's position encoding. Rows with the shift 0 may be left out.
+                Without images, all shifts are 0.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

@@ -88,10 +88,10 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Update the busy time and the request time. The caller must hold the lock.
+        """Add the time since the previous call to the counters of time. The caller must hold the lock.
 
-        The time since the previous update counts once as busy time if any request was running. It counts as request
-        time once for each running request.
+        Busy time is the time in which at least one request runs. Request time is the sum of the times of all requests.
+        So one second with 3 running requests adds 1 s of busy time and 3 s of request time.
         """
         now = self._clock()
         if self._running:

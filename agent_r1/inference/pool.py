@@ -121,7 +121,7 @@ class EnginePool:
 
     @property
     def num_serving(self) -> int:
-        """The number of servers that get requests."""
+        """The number of servers that work. A failed server counts again after a successful update of its weights."""
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
@@ -138,8 +138,8 @@ class EnginePool:
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights into all servers, and return the version that they serve.
 
-        Unfinished requests pause, and continue with the new weights. A server that fails gets no more requests until it
-        passes the check of a later update. Raise EngineError if no server serves the new weights.
+        Unfinished requests pause, and continue with the new weights. A server that fails gets no more requests, until
+        a later update of its weights succeeds. Raise EngineError if no server serves the new weights.
         """
         async with self._updating:
             self._open.clear()
@@ -198,9 +198,10 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server of the session. A session without a working server gets the least busy server.
+        """Return the server for the next request of a session.
 
-        Raise EngineError if all servers are fenced.
+        The session stays on its server as long as this server works. Otherwise, and without a session, the server with
+        the fewest requests is returned. Raise EngineError if no server works.
         """
         serving = [member for member in self._members if member.fenced is None]
         if not serving:
@@ -280,12 +281,12 @@ class _Member:
     Attributes:
         slots: limits the requests that the server has at the same time.
         version: the version of the weights that the server serves.
-        fenced: the reason why the server gets no requests. None: it gets requests.
+        fenced: the reason why the server gets no requests. None: the server gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer. If a request comes while the server is idle, the time of this request
-            replaces the time of the last answer.
+        last_answer: the time at which the wait for the next answer began: the time of the last answer or, if the
+            server was idle afterwards, the time of the first new request.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -324,7 +325,7 @@ class _Member:
             request.cancel()
 
     def fence(self, reason: str) -> None:
-        """Log a warning, and :meth:`end` the server's requests."""
+        """Leave out a server that failed: log a warning, send no more requests, and end the running requests."""
         if self.fenced is None:
             log.warning("the inference server %s is left out: %s", self.replica.name, reason)
         self.end(reason)
@@ -342,7 +343,10 @@ class _Member:
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether the server has requests and is not fenced, but sent no answer for more than ``seconds``."""
+        """Return whether the server has requests, but sent no answer for more than ``seconds``.
+
+        Return False if the server failed before, and so gets no more requests.
+        """
         waits = self.fenced is None and self.num_requests > 0
         return waits and time.monotonic() - self.last_answer > seconds
 

@@ -81,10 +81,12 @@ class PrefillPlan:
 
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
-        compute: the parts of sequences that are computed before anything is copied.
-        prefix_copies: copies of the first tokens of a sequence to an empty slot that needs the same first tokens.
-        remainders: the parts of sequences that are computed after ``prefix_copies``: the tokens after copied tokens.
-        copies: copies of all missing tokens to a slot, if another slot has an equal sequence.
+        compute: the chunks that are computed before anything is copied.
+        prefix_copies: copies between slots, if two sequences begin with the same tokens. Only these first tokens are
+            copied, to an empty slot.
+        remainders: the chunks that are computed after ``prefix_copies``. They complete the sequences of
+            ``prefix_copies``.
+        copies: copies between slots, if two whole sequences are equal. All tokens that a slot lacks are copied.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -219,10 +221,11 @@ class Scheduler:
         return True
 
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
-        """Let ``slot`` hold pages for all tokens of ``request``, and leave ``spare`` pages free.
+        """Take pages for all tokens of ``request``, and give them to ``slot``. Return whether enough pages were found.
 
-        If necessary, slots without a session are emptied, and with ``may_empty_sessions`` also slots of sessions
-        without a running request. If this would not free enough pages, return False and empty no slot.
+        ``spare`` pages stay free. If too few pages are free, other slots are emptied: first slots without a session,
+        then, if ``may_empty_sessions``, slots of sessions that have no running request. If even all these slots have
+        too few pages, no slot is emptied.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:

@@ -48,7 +48,10 @@ def commands_of_group() -> dict[int, bytes]:
 
 
 def end_group() -> None:
-    """Kill the process group of this program, its resource trackers last."""
+    """Kill all processes in the process group of this program.
+
+    Python's resource trackers are killed last, because they remove the shared memory of the killed processes.
+    """
     deadline = time.monotonic() + TRACKER_SECONDS
     while (commands := commands_of_group()) and time.monotonic() < deadline:
         for process, command in commands.items():

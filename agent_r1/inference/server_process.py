@@ -20,7 +20,7 @@ STOP_SECONDS = 15.0
 """The time after SIGTERM until a server is killed, in seconds."""
 
 KILL_SECONDS = 10.0
-"""The time limit for the guard process to kill a server and to wait for resource trackers, in seconds."""
+"""The time limit for the end of a server's processes after :meth:`ServerProcess.kill`, in seconds."""
 
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables that a server in another Python environment must not inherit."""
@@ -38,7 +38,10 @@ class Server(Protocol):
     def is_running(self) -> bool: ...
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the server. :meth:`stop` must still be called afterwards."""
+        """Send SIGKILL to all processes of the server, and return at once.
+
+        Call :meth:`stop` afterwards: :meth:`stop` waits until the processes have ended.
+        """
         ...
 
     def stop(self) -> None:
@@ -105,7 +108,7 @@ class ServerProcess:
     def last_words(self) -> str:
         """Return the last line of the output that contains "Error", or else the last line.
 
-        Warnings of resource trackers are skipped.
+        Lines with "resource_tracker" are skipped: they are warnings of Python's multiprocessing.
         """
         output = self.log.read_text("utf-8", "replace").splitlines()
         lines = [line.strip() for line in output if line.strip() and "resource_tracker" not in line]

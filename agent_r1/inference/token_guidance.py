@@ -34,11 +34,14 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return the token sequences that a value function has to score: one for each candidate of each new token.
+    """Return the token sequences that a value function has to score.
 
-    The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. The candidates of a
-    new token are the most likely tokens at its index. A sequence is the part of ``draft`` before this index, followed
-    by a candidate.
+    The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. At the index of
+    each new token, ``draft`` also lists the most likely tokens: the candidates. For each candidate, one sequence is
+    returned: the tokens of ``draft`` before this index, and then the candidate.
+
+    Example:
+        start 0, tokens (5, 6) with the candidates (5, 7) and (6, 8): the sequences (5), (7), (5, 6), (5, 8)
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):

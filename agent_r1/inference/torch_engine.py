@@ -146,9 +146,10 @@ class TorchEngine:
             self._wake()
 
     async def close(self) -> None:
-        """Stop the engine after the current decode step. Unfinished generations and updates fail with EngineError.
+        """Stop the engine after the current decode step.
 
-        The method waits at most one minute for the worker thread.
+        Unfinished calls of :meth:`generate` and :meth:`update_weights` fail with EngineError. The method waits at most
+        one minute for the thread that runs the decode steps.
         """
         self._is_closed = True
         if self._driver is not None:

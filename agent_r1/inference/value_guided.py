@@ -51,14 +51,15 @@ class Particle:
 class ValueGuidedEngine:
     """An ``InferenceEngine`` that samples from ``engine``, guided by a value function.
 
-    Requests without a session, and all requests if there is only one candidate, are not guided.
+    A request without a session is not guided. If ``config.candidates`` is 1, no request is guided.
 
     With the method ``token``, the log-probabilities of a completion are log q. q is the distribution from which the
-    tokens were sampled. With ``step`` and ``smc``, they are log pi of ``engine``. These two methods cannot sample for
-    training, because the probability of the chosen candidate cannot be computed.
+    tokens were sampled. With the methods ``step`` and ``smc``, the log-probabilities are log pi, where pi is the policy
+    in ``engine``. These two methods cannot sample for training, because the probability of the chosen candidate cannot
+    be computed.
 
-    Raise InvalidInput if ``engine`` cannot return the most likely tokens that ``token`` needs, or if its KV cache has
-    no room for all candidates.
+    Raise InvalidInput if the KV cache of ``engine`` has no room for all candidates. The method ``token`` needs the most
+    likely tokens at each position: raise InvalidInput if ``engine`` cannot return them.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
@@ -117,7 +118,10 @@ class ValueGuidedEngine:
         return [session_id, *(f"{session_id} candidate {index}" for index in range(1, self._slots))]
 
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
-        """Return the prompt's tokens with log-probabilities: 0 for each token that was not sampled in this session."""
+        """Return the prompt's tokens with log-probabilities.
+
+        A token that was sampled in this session has the log-probability of its sampling. Every other token has 0.
+        """
         if session_id not in self._sampled:
             if self._open is not None:
                 await self._open.acquire()

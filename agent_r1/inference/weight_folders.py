@@ -40,11 +40,12 @@ class WeightFolders:
     written once.
 
     Args:
-        parent: the folder for the folders of the versions, unless they are in shared memory.
-        shared_memory: whether to use /dev/shm if it has enough room.
+        parent: the folder in which the folders of the versions are made, unless /dev/shm is used.
+        shared_memory: whether to use /dev/shm if /dev/shm has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether tied weights are written once. Use False for a server that ignores a tied head when it reloads
-            weights.
+        tied: whether an output head that shares its weights with the input embeddings (a tied head) is written only
+            once. False: a tied head is also written as a separate tensor. Some servers need this tensor to update the
+            head.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:

@@ -20,7 +20,7 @@ PROJECT = "agent-r1"
 """The default project (in MLflow: experiment) in a tracker."""
 
 TRACKERS_FOLDER = "trackers"
-"""A subfolder of the folder of a run. For example, its file ``wandb`` has the id that the run has in wandb."""
+"""The subfolder of a run's folder with the ids of the run in trackers. The file ``wandb`` holds the id in wandb."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""An HTTP server in the event loop of the caller. The server limits and closes connections."""
+"""An HTTP server in the event loop of the caller.
+
+The number of connections is limited. A connection is closed if it is idle, or if the headers of a request arrive late.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from agent_r1.web.sockets import listen
 
 MAX_CONNECTIONS = 4096
 FILES_PER_CONNECTION = 4
-"""The number of open files that are reserved for each connection. A connection takes one file, or two files if the
-client runs in this process. The remaining files are for the rest of the program."""
+"""The limit on open files, divided by this number, is a limit on connections. A connection takes one open file, or two
+if its client runs in this process. So open files are always left for the rest of the program."""
 
 KEEP_ALIVE_SECONDS = 75
 """Seconds after which an idle connection is closed. Clients close idle connections earlier."""

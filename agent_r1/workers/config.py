@@ -27,8 +27,9 @@ class EnvironmentConfig(BaseModel):
     """
 
     stall_seconds: float = Field(default=60.0, gt=0)
-    """Seconds in which a worker with requests must report its health. Otherwise, its attempts fail, and are repeated on
-    another worker. The worker gets no requests until it reports its health again.
+    """Longest time between two health reports of a worker that has requests, in seconds. If the next report is later,
+    all attempts on the worker fail, and are repeated on another worker. The worker gets no requests until it reports
+    its health again.
     """
 
     @field_validator("workers")

@@ -67,7 +67,7 @@ class WorkerDescription(_Body):
 
 
 class TaskContent(_Body):
-    """A task that is sent as a whole. Its data consists of JSON values and tuples."""
+    """A task with its messages and data, unlike a :class:`TaskReference`. The data is JSON values and tuples."""
 
     id: str
     messages: list[Any]
@@ -176,7 +176,10 @@ def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[Co
 
 
 def encode_task(task: Task) -> TaskContent | TaskReference:
-    """Return the task as JSON values, or a reference if its data cannot be sent."""
+    """Return the whole task as JSON values. If the data of the task cannot be sent, return a reference.
+
+    With a reference, the worker finds the task among its own tasks.
+    """
     data = dict(task.data)
     try:
         check_sendable("the data", data)

@@ -81,7 +81,8 @@ class EnvironmentWorker:
     Args:
         envs: the environments by name. A request to open an episode has the name of an environment.
         tasks: returns the tasks of a split, for runs that send only references to tasks.
-        description: must agree with the description that a run needs.
+        description: describes the environments of this worker. A run uses the worker only if this description agrees
+            with the run's own description.
         token: the token that requests must have. "": requests need no token.
         port: the port to listen on; 0 for any free port.
 
