@@ -44,9 +44,10 @@ def example_from_assertion(source: str) -> Example:
 
 
 def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
-    """Return the examples in the docstring of ``function``. ``source`` defines the function.
+    """Return the examples in the docstring of ``function``, which ``source`` defines.
 
-    Examples are doctests or, without doctests, lines such as ``f(1) ➞ 2``. An expected value must be a literal.
+    The examples are the doctests. If there are no doctests, the examples are the lines such as ``f(1) ➞ 2``. An
+    expected value must be a literal.
     """
     found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
     docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")

@@ -72,14 +72,17 @@ def final_code(trajectory: Trajectory) -> str | None:
 
 
 def first_code(trajectory: Trajectory) -> str | None:
-    """Return the first code that was given to ``run_tests``. Without such code, return the final solution or None."""
+    """Return the first code of the attempt; None if there is no code.
+
+    The first code is in the first call of ``run_tests`` or, if there is no call, in the final solution.
+    """
     return next(iter(submitted_codes(trajectory)), None)
 
 
 def submitted_codes(trajectory: Trajectory) -> tuple[str, ...]:
     """Return every code that was given to ``run_tests``, and then the final solution, if there is one.
 
-    Calls that were not run do not count.
+    The code of a call that was not run is left out.
     """
     tried = tuple(code for turn in trajectory.turns for code in _tried(turn))
     final = final_code(trajectory)

@@ -24,7 +24,7 @@ WAIT = 600.0
 def run_tests_tool(sandbox: Sandbox) -> Tool:
     """Return the tool ``run_tests``. The ``data`` of a tool result is an :class:`ExecutionResult`.
 
-    The output is no verdict: the solution can print any text.
+    The text of a result must not decide a reward, because the solution can print any text.
     """
 
     @tool(name=RUN_TESTS, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

@@ -78,7 +78,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int, level: Sandbo
 def _tasks(splits: Splits[Problem], settings: Settings, seed: int, sandbox: Sandbox) -> Mapping[str, tuple[Task, ...]]:
     """Return the tasks of each split. A task has one bug in one function.
 
-    A split begins with the first bug of every function; the second bugs follow, and so on.
+    The order of the tasks is: the first bug of every function, then the second bug of every function, and so on.
     """
     tasks = {}
     for split, problems in splits.items():

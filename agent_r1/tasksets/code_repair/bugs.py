@@ -67,8 +67,9 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text contains the request, the first test and the function with the bug. If the bug has proposals, the text
-        also contains the changed line of each proposal. ``number`` is the last part of the task's id.
+        The text contains the request to write the function, the first test, and the function with the bug. If the agent
+        chooses among proposals, the text also contains the changed line of each proposal. ``number`` is the last part
+        of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
@@ -121,8 +122,8 @@ def plant_bugs(
 def _function(problem: Problem, lines: int) -> _Function | None:
     """Return the function that solves a problem; None if no bug can be planted.
 
-    No bug can be planted if the function has more than ``lines`` lines, fewer than two tests, a test that is not one
-    assertion, or tests that need code after the function.
+    No bug can be planted in four cases: the function has more than ``lines`` lines; there are fewer than two tests; a
+    test is not a single assertion; the tests need code that runs after the function.
     """
     source = plain_source(problem.solution)
     if len(problem.tests) < 2 or problem.exam.after or len(source.splitlines()) > lines:
@@ -163,7 +164,8 @@ def _draw(bugs: list[Bug], count: int, rng: random.Random) -> list[Bug]:
 def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
     """Return ``bug`` with at most ``count`` proposals, in random order.
 
-    One proposal is the right function. Each of the other proposals changes one line of the function with the bug.
+    A proposal is a version of the whole function. One proposal is the right function. Each other proposal is the
+    function with the bug and one more changed line.
     """
     if count == 0:
         return bug

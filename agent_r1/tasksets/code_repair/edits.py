@@ -5,7 +5,10 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 
 SIMILAR = 0.5
-"""The smallest ``SequenceMatcher`` ratio (0 to 1) of a new line and the line that it replaces."""
+"""The minimum similarity (``SequenceMatcher`` ratio, 0 to 1) of a new line and the replaced line.
+
+If no line of the function is so similar to the new line, the edit is invalid.
+"""
 
 
 def replace_line(source: str, index: int, line: str) -> str:

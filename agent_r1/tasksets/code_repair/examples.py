@@ -36,7 +36,10 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the conversation. An edit is a line or, with ``choosing``, the number of a proposed line, from 1."""
+        """Return the solved task as a conversation: the request, the calls of ``try`` with their results, the answer.
+
+        If ``choosing`` is True, calls and answer contain the number of a proposed line, from 1, in place of the line.
+        """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
         calls = [
@@ -74,7 +77,8 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the two solved tasks as messages. The agent writes a line or, if ``choosing``, the number of a proposed
-    line.
+    """Return the two solved tasks as messages.
+
+    If ``choosing`` is True, the messages of the agent contain the number of a proposed line; else the line itself.
     """
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

@@ -67,9 +67,10 @@ def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the first edit that was tried. Without a tried edit, use the final answer.
+    """Return the function of ``bug`` after the first edit of the attempt.
 
-    Return None if the edit is missing or invalid, or changes nothing.
+    The first edit is in the first call of the tool or, if there is no call, in the final answer. Return None if the
+    edit is missing or invalid, or changes nothing.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
@@ -80,9 +81,9 @@ def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
-    """Return two facts about the first edit that the tool tested; None if the tool tested no edit.
+    """Return (passed, kept) for the first edit that the tool tested; None if the tool tested no edit.
 
-    The facts are whether the visible test passed, and whether the final answer is this edit.
+    ``passed``: the visible test passed. ``kept``: the final answer is this edit.
     """
     for turn in trajectory.env_turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
@@ -102,7 +103,8 @@ def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     - ``corrected_rate``: of the attempts with a wrong first edit, the share whose final answer repairs the function.
     - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share that kept this
       edit as the final answer.
-    - ``kept_after_fail``: the same share of the attempts whose first tested edit failed the visible test.
+    - ``kept_after_fail``: of the attempts whose first tested edit failed the visible test, the share that kept this
+      edit as the final answer.
 
     The last two shares are equal for an agent that ignores the tool. Attempts that could not be graded are ignored. A
     rate is left out if there are no attempts from which to compute the rate.

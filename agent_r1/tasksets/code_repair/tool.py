@@ -42,10 +42,10 @@ def try_tool(sandbox: Sandbox) -> Tool:
 
 
 def shuffled_try_tool(sandbox: Sandbox, others: Sequence[Bug]) -> Tool:
-    """Return a tool ``try`` for a control experiment. The results do not depend on the agent's edit.
+    """Return a tool ``try`` for a control experiment: its results say nothing about the agent's edit.
 
-    The tool draws a function from ``others``, and a random edit of this function. The tool returns the visible test's
-    result for the edited function. An invalid edit of the agent gets the same error as in :func:`try_tool`.
+    The tool draws one of the functions in ``others``, edits this function at random, runs the visible test of this
+    function, and returns the result. An invalid edit of the agent gets the same error as in :func:`try_tool`.
     """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

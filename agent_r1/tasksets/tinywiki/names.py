@@ -41,6 +41,9 @@ RELATIONS: tuple[str, ...] = (
 )
 
 UNSEEN_RELATION = "market"
-"""A relation that replaces ``REPLACED_RELATION`` in some test wikis, and occurs in no training text."""
+"""A new name for the relation ``REPLACED_RELATION`` ("temple") in some test wikis.
+
+This name occurs in no training text.
+"""
 
 REPLACED_RELATION = "temple"

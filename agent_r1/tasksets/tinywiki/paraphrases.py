@@ -49,9 +49,9 @@ PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
     "topic": topic,
     "swapped": swapped,
 }
-"""The functions that write these questions, by the name of the wording.
+"""The functions of this module that write a question, by the name of the wording.
 
-The model tiny-base knows every word of these questions, so the questions test new wordings and not new words.
+The model tiny-base knows every word of the written questions, so the questions test new wordings and not new words.
 """
 
 

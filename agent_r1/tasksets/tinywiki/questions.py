@@ -87,10 +87,10 @@ SPLITS: Mapping[str, Split] = {
 """The splits, by name.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops.
-- ``validation``: a third of the questions has three hops, because the chosen checkpoint must also answer them.
-- ``style-a``, ``style-b``: one and two hops, as in training, in one wording.
+- ``validation``: a third of the questions has three hops, so that the best checkpoint is one that answers three hops.
+- ``style-a``, ``style-b``: one and two hops. Each of these splits has one of the two wordings of training.
 - ``three-hop``: only questions of three hops.
-- ``one-hop``: a control. A baseline that gets the right page in its prompt can answer these questions.
+- ``one-hop``: only questions of one hop. The baseline naive RAG, which searches once, can also answer these questions.
 - ``paraphrased``: wordings that training does not use.
 - ``renamed-tool``: the search tool has another name than in training.
 - ``unseen-relation``: each question has a relation that training does not use.
@@ -118,7 +118,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
     """Return task number ``index`` of a split, and add the pair (name of the wiki, question) to ``asked``.
 
-    ``prefix``, such as "train/0", is the first part of the name of the wiki.
+    The name of the task's wiki is ``prefix`` and a number: "train/0/5" for the prefix "train/0".
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

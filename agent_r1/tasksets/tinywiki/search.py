@@ -15,7 +15,7 @@ NOTHING = "No page."
 
 
 def retrieve(wiki: Wiki, query: str) -> str:
-    """Return the text of the page whose title comes first in the query; ``NOTHING`` if the query contains no title.
+    """Return the text of a page: the page of the first title in the query. Return ``NOTHING`` if there is no title.
 
     Example:
         retrieve(wiki, "mayor of Alba or Bruno") == wiki.page("Alba")

@@ -16,7 +16,7 @@ fact."""
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""The class of test wikis in which ``REPLACED_RELATION`` is renamed to ``UNSEEN_RELATION``."""
+"""The class of test wikis in which the relation "temple" has a new name, "market", which training does not use."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5

@@ -22,8 +22,8 @@ class _TooLong(BaseException):
 def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]) -> None:
     """Test several versions of each function, and print the results as JSON.
 
-    ``functions`` has a tuple (code that runs first, sources of the versions, tests) per function. A test is a pair
-    (call, expected value). The JSON text has one list per function, with one text per version, such as "ppf"
+    Each item of ``functions`` is one function: (code that runs first, sources of the versions, tests). A test is a pair
+    (call, expected value). The printed JSON is one list per function. The list has one text per version, such as "ppf"
     (:func:`outcome_of`).
     """
     outcomes = []
@@ -36,8 +36,9 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is unusable if the call runs too long, exits, or returns a right value that is not plain data
-    (:func:`is_plain`). ``given`` is code that runs before ``source``. If one of the two raises, all tests are unusable.
+    A test is unusable if the call runs too long or exits, or if the returned value is right but not plain data
+    (:func:`is_plain`). ``given`` is code that runs before ``source``. If ``given`` or ``source`` raises, all tests are
+    unusable.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
@@ -73,7 +74,7 @@ def letter(call: str, wanted: str, names: dict[str, Any]) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is plain data, which another process can receive and compare."""
+    """Return whether a value is plain data: its ``repr`` is a literal with an equal value, such as ``[1, "a"]``."""
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except Exception:
