@@ -17,7 +17,7 @@ from agent_r1.training.checkpoint.restore import INEXACT
 from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 
 UPDATE = "update"
-"""The kind of the event that records :attr:`Trainer.arithmetic`."""
+"""The kind of the event that names the implementation of updates, such as "products by oneDNN and prefixes shared"."""
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
@@ -43,7 +43,8 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
     """Return the events about the implementation of updates (:attr:`Trainer.arithmetic`).
 
     - New run: one event that names the implementation.
-    - Resumed run: as for :func:`decode_step_events`.
+    - Resumed run: none if the implementation is unchanged. Otherwise one event names the new implementation, and a
+      second event reports that results can differ in their last bits.
 
     ``run`` is the folder of the resumed run; None for a new run.
     """
@@ -57,9 +58,13 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return an event with the name of the new implementation, and a warning that rounding errors differ.
+    """Return two events if the implementation has changed; () if ``now`` equals ``before``.
 
-    Return () if the new name ``now`` equals the recorded name ``before``. The warning begins with ``report``.
+    Args:
+        kind: the kind of the first event, whose text is ``now``.
+        report: the beginning of the second event's text, which warns that results differ in their last bits.
+        now: the name of the present implementation.
+        before: the name of the implementation that the run has recorded.
     """
     if now == before:
         return ()

@@ -177,7 +177,7 @@ class RunConfig(TasksetConfig):
     split."""
 
     pass_attempts: int = Field(default=0, ge=0)
-    """Sampled attempts per question (at least k) for the estimates of pass@1 and pass@k; 0: k attempts."""
+    """Sampled attempts per question, for estimating pass@1 and pass@k. At least pass_k; 0: pass_k attempts."""
 
     retries: int = Field(default=2, ge=0)
     """Maximum number of retries of an attempt if the environment or the engine fails."""
@@ -299,8 +299,8 @@ class TrainSettings(GuidedConfig):
     weight, entropy, and value of the critic. 0: no records."""
 
     profile: int = Field(default=0, ge=0)
-    """Optimizer steps between two tables that show where the time goes. The last table has the mean of all steps. 0:
-    the time is not measured."""
+    """Number N: a table shows after every N optimizer steps where the time went. After the last step, the table has the
+    mean of all steps. 0: the time is not measured."""
 
     @field_validator("shuffle_rewards")
     @classmethod
@@ -362,10 +362,10 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration from ``layers`` (such as the command line) and the defaults of the task set.
+    """Return the configuration from the settings in ``layers`` and the defaults of the task set.
 
-    If several layers have a setting, the earliest layer decides. The algorithm of a training configuration is corrected
-    (:func:`corrected_algorithm`).
+    A layer has the settings from one source, such as the command line. If several layers have a setting, the earliest
+    layer decides. :func:`corrected_algorithm` may add an importance weight to the algorithm of a training run.
 
     Raises InvalidInput as :func:`agent_r1.config.resolve` does, and also if no model is named, or if a run has too few
     steps for its learning-rate schedule.
@@ -383,7 +383,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    If one of ``layers`` sets ``algorithm.correction``, the algorithm is unchanged.
+    ``layers`` are the settings by source, such as the command line. If a layer sets ``algorithm.correction``, the
+    algorithm is unchanged.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 

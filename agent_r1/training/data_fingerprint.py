@@ -42,12 +42,15 @@ def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent,
 
 
 def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEvent]) -> None:
-    """Raise InvalidInput if the contents of the data differ from the data that the run began with.
+    """Raise InvalidInput if the data of a resumed run have changed since the run began.
 
-    A new path is accepted only if the hashes of the old and the new contents are known and equal. A TOML file is never
-    accepted at a new path, because the files that the TOML file names have no hashes.
+    If ``config`` has a new path, the hashes of the old and the new contents must be known and equal. A new path of a
+    TOML file is never accepted, because the files that the TOML file names have no hashes.
 
-    ``events`` is the result of :func:`fingerprint_data` for the new configuration ``config``.
+    Args:
+        run: the folder of the run, which has recorded the hashes of its data.
+        config: the configuration with which the run is resumed.
+        events: the hashes of the present data: the result of :func:`fingerprint_data` for ``config``.
     """
     with closing(RunReader(run)) as reader:
         recorded, own = _hashes(event for event in reader.events() if event.kind == FINGERPRINT), reader.config()

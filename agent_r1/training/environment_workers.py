@@ -38,9 +38,11 @@ The name is ``env`` for the task set's environment, ``variant SPLIT`` for the en
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return the task set with environments that run on the workers of the settings.
+    """Return the task set with environments on workers (``config.environment.workers``) or for an agent program.
 
-    Without workers, return the result of :func:`with_agent`.
+    - With workers, the environments run on the workers.
+    - Without workers, but with an agent program, the agent program acts in the environments (:func:`with_agent`).
+    - Without both, the task set is unchanged.
 
     Raises:
         InvalidInput: as for :func:`with_agent`; a worker cannot be reached, or has different tasks or tools; or workers

@@ -24,7 +24,7 @@ class EvalResult:
         em: exact match, or the first reward if the task set reports no exact match.
         f1: F1; equal to ``em`` if the task set reports no F1.
         sub: 1 if a right answer occurs in the given answer, else 0; None if not reported.
-        measure: what ``em`` is: "exact match", or a reward such as "reward 'solved'".
+        measure: the name of the number ``em``: "exact match", or a reward such as "reward 'solved'".
         failure: why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong.
     """
 

@@ -55,7 +55,7 @@ VALUE_GUIDED = "value-guided"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row of the result table: ``agent`` makes attempts in ``env``.
+    """A way to solve tasks: ``agent`` makes attempts in ``env``. The result table has one row per method.
 
     If ``search`` is given, a beam search chooses the actions.
     """
@@ -164,7 +164,7 @@ def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCe
 
 
 def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) -> list[Method]:
-    """Return the rows of the result table: the baselines, the base model with tools, and the trained agent."""
+    """Return the methods to evaluate: the baselines, the base model with tools, and (if given) the trained agent."""
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]

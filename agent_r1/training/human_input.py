@@ -55,13 +55,13 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
 
 
 def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
-    """Return the arguments of a call for which a person typed one value, ``text``.
+    """Return the arguments of a tool call with one value, which a person typed as ``text``.
 
-    ``text`` is the value of the only required parameter. If the number of required parameters is not 1, ``text`` is the
-    value of the first parameter. If the parameter is not a string, ``text`` is parsed as JSON if possible.
-
-    For a tool without parameters, the result is {"": text}, which the tool refuses. For an empty ``text``, the result
-    is {}.
+    - The value is for the only required parameter. If the tool has no or several required parameters, the value is for
+      the first parameter.
+    - For a parameter of type string, the value is ``text``. For other types, ``text`` is parsed as JSON if possible.
+    - If ``text`` is empty, the result is {}.
+    - If the tool has no parameters, the result is {"": text}. The tool then refuses the call.
 
     Example:
         {"query": "Alba"} for a tool with the parameter ``query`` and the text "Alba"

@@ -18,7 +18,10 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of |log(pi / mu)| for probabilities pi (trainer) and mu (engine) of equal float32 weights."""
+"""An upper bound of |log(pi / mu)| if trainer and engine have equal float32 weights.
+
+The trainer gives a token the probability pi, and the engine gives the token the probability mu.
+"""
 
 TOLERANCE = 10 * ROUNDING
 """Two importance weights, or two gradients, count as equal if their difference is below this number."""
@@ -51,7 +54,7 @@ def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
 
 
 def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the inactive settings of algorithm and trainer whose values differ from the defaults."""
+    """Yield the settings of algorithm and trainer that differ from the defaults, but have no effect on the run."""
     default, chosen = _settings(TrainConfig()), _settings(config)
     for settings in (*inactive_settings(config), *_of_ranks(config)):
         keys = tuple(key for key in settings.keys if _values(chosen, key) != _values(default, key))
@@ -124,7 +127,7 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``value_clip``, which cannot act if the critic takes only one optimizer step per batch."""
+    """Yield ``value_clip`` if the critic takes only one optimizer step per batch. Then ``value_clip`` has no effect."""
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:

@@ -167,9 +167,9 @@ def _count_weights(model: PreTrainedModel) -> int:
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return ``compute()``, a number of bytes. The function runs the model on tensors without data.
+    """Return ``compute()``. If this call raises an error other than InvalidInput, log a warning and return 0.
 
-    If the model cannot run without data, log a warning and return 0.
+    ``compute`` runs ``model`` on tensors without data, which some models do not support.
     """
     try:
         return compute()

@@ -1,4 +1,7 @@
-"""A recorder that stores nothing, and a gate that lets each group start at once, for attempts outside of a run."""
+"""A recorder that stores nothing, and a gate that never waits, for attempts outside of a run.
+
+A gate is a function that is awaited before a group starts.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,5 @@ class NullRecorder:
 
 
 async def no_gate(request: GroupRequest) -> int:
-    """Let a group start at once. Return 0 as the version of the weights, which do not change outside of a run."""
+    """Return the version of the weights, without waiting: always 0, because weights do not change outside of a run."""
     return 0

@@ -30,7 +30,7 @@ from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedu
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
 STEPS, RECORDED_STEPS = 6, 24
-"""Numbers of simulated steps: ``STEPS`` if GPUs are given, ``RECORDED_STEPS`` for the machine of a recorded run."""
+""":func:`plan_cluster` simulates ``STEPS`` steps. :func:`plan_recorded` simulates ``RECORDED_STEPS`` steps."""
 
 MAX_ENGINES = 8
 """The largest number of simulated engines. For more engines, a part of the engines and of the attempts is simulated."""
@@ -38,7 +38,10 @@ MAX_ENGINES = 8
 USABLE_MEMORY = 0.9
 
 LENGTH_SPREAD = 0.6
-"""The standard deviation of the logarithm of an action's length in tokens, without a recorded run."""
+"""The standard deviation of log(n), for the random number n of tokens in an action.
+
+If recorded attempts are given, the recorded numbers of tokens are used instead.
+"""
 
 P99 = 2.326
 
@@ -70,7 +73,7 @@ class Plan:
 
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
-        memory: lines about the trainer's GPU and the KV cache of an engine; () for the machine of a recorded run.
+        memory: lines about the trainer's GPU and the KV cache of an engine; () from :func:`plan_recorded`.
         predictions: the predicted step of synchronous training, then of asynchronous training.
     """
 
@@ -157,9 +160,10 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return a copy of ``config`` with ``ranks`` ranks, and with vLLM servers if there are several GPUs.
+    """Return a copy of ``config`` for a trainer with ``ranks`` ranks. If there are several GPUs, vLLM servers generate.
 
-    Sharing of prefixes is off. For a single rank, which could share prefixes, the plan overestimates time and memory.
+    In the copy, ``trainer.share_prefixes`` is off. A single rank can be faster and need less memory if this setting is
+    on. So for a single rank, the plan can overestimate time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -296,11 +300,13 @@ def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -
 def _predict(
     config: PlanConfig, cluster: Cluster, groups: Sequence[GroupLoad], steps: int
 ) -> tuple[StepPrediction, ...]:
-    """Return the predictions for synchronous training, and for asynchronous training with a staleness of at least 1.
+    """Return two predictions: first for synchronous training, then for asynchronous training.
 
-    At most ``MAX_ENGINES`` engines are simulated. If the cluster has more engines, ``groups`` are only a share of the
-    groups of each step, for example a half. The trainer's cost per token is then divided by this share, so that an
-    update takes as long as with all groups.
+    The staleness of asynchronous training is ``config.max_staleness``, but at least 1.
+
+    ``groups`` are the groups of all ``steps`` simulated steps. At most ``MAX_ENGINES`` engines are simulated. If the
+    cluster has more engines, a simulated step has fewer groups than a real step, for example half as many. Then the
+    trainer's cost per token is doubled, so that the update takes as long as in a real step.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

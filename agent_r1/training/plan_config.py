@@ -52,7 +52,7 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine of the recorded run."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine on which RUN was recorded."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
     """Number of GPUs. The trainer takes trainer.ranks GPUs, and the vLLM servers the rest. Without trainer.ranks, the
@@ -71,25 +71,26 @@ class PlanConfig(TrainConfig):
     """Share of a GPU's arithmetic that training reaches (model FLOPs utilization)."""
 
     prompt_tokens: int = Field(default=512, ge=1)
-    """Tokens of the first prompt of an attempt. Not used with a recorded run."""
+    """Number of tokens in the first prompt of an attempt. Only if no RUN is given."""
 
     turns: int = Field(default=3, ge=1)
-    """Actions of an attempt. Not used with a recorded run."""
+    """Number of actions in an attempt. Only if no RUN is given."""
 
     action_tokens: int = Field(default=256, ge=1)
-    """Mean number of sampled tokens of an action. Not used with a recorded run."""
+    """Mean number of sampled tokens of an action. Only if no RUN is given."""
 
     result_tokens: int = Field(default=256, ge=1)
-    """Tokens of a tool's result. Not used with a recorded run."""
+    """Number of tokens in a tool's result. Only if no RUN is given."""
 
     tool_seconds: float | None = Field(default=None, ge=0)
-    """Median duration of a turn's tools in seconds. Empty: as recorded, or 0 without a recorded run."""
+    """Median duration of a turn's tools in seconds. Empty: as recorded in RUN, or 0 if no RUN is given."""
 
     tool_p99: float | None = Field(default=None, ge=0)
     """99th percentile of the duration of a turn's tools in seconds. Empty: every duration is tool_seconds."""
 
     clock: Literal["wall", "cpu"] = "wall"
-    """Clock for the costs in a recorded run: wall, or cpu (CPU seconds, if other programs used the CPU too)."""
+    """Clock by which the costs in RUN are measured: wall, or cpu (for a RUN during which other programs used the
+    CPU)."""
 
     load: float = Field(default=1.0, ge=1)
     """Factor by which other programs slow down all computation, compared with an idle machine."""

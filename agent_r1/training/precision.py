@@ -14,10 +14,13 @@ PRECISION = "precision"
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
-    """Return the algorithm with an importance weight per token, if trainer and engine have different data types.
+    """Return ``algorithm``, with a correction if ``trainer`` and ``engine`` are different data types.
 
-    If ``given`` (keys of settings) contains ``algorithm.correction``, the algorithm is unchanged. An algorithm that has
-    a correction, or cannot have one, is unchanged too.
+    The correction is an importance weight per token. ``given`` has the dotted keys of the settings that were given. In
+    these cases, no correction is added:
+
+    - The algorithm has a correction already, or cannot have a correction.
+    - ``given`` contains ``algorithm.correction``.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

@@ -28,9 +28,10 @@ class WeightPublisher:
         self._folders = WeightFolders(run_folder, engine.capabilities.dtype)
 
     async def publish(self, update: WeightUpdate) -> PolicyVersion:
-        """Send the weights of ``update`` to the engine, and return the version that the engine then serves.
+        """Send the weights of ``update`` to the engine, and return the version of the engine's weights.
 
-        The returned version is ``update.version`` if the engine serves the sent weights.
+        If the engine serves the sent weights, the result is ``update.version``. Any other result shows that the engine
+        serves different weights.
 
         Raises EngineError if the weights cannot be written or loaded, or if the engine does not support
         ``update.transport``.
@@ -48,13 +49,13 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Convert an update of the trainer to the update for the engine.
+        """Return ``update`` in the form that the engine needs.
 
-        1. If the engine cannot compute checksums, the checksum is removed.
-        2. If engine and trainer do not share memory, an adapter is merged into the model.
-        3. A checksum that was not removed is computed again, for the merged weights in the engine's data type.
+        - If the engine cannot compute checksums, the checksum is removed.
+        - If engine and trainer do not share memory, an adapter is merged into the model ``update.handle``.
+        - If the merged adapter or the engine's data type changes the weights, the checksum is computed again.
 
-        Without a model in ``update.handle``, only step 1 is done.
+        If ``update.handle`` is not a model, only the first change is made.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:

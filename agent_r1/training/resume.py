@@ -47,12 +47,14 @@ TORCH = "torch"
 def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     """Return the configuration of a resumed run: the stored configuration, with the new values in ``layers``.
 
-    If the run has used PyTorch for its decode steps, ``engine.decode_step`` "auto" becomes PyTorch. So rounding errors
-    stay equal.
+    A layer has the settings from one source, such as the command line.
+
+    If PyTorch has computed the run's decode steps so far, and ``engine.decode_step`` is "auto", the result has "torch"
+    instead. So the rounding errors of the decode steps do not change.
 
     Raise InvalidInput in these cases:
 
-    - The layers name no run, or the run does not exist.
+    - No layer has the setting ``run``, or the run does not exist.
     - The run is complete, and ``steps`` has not changed.
     - ``steps`` is below the number of steps taken, or too small for the learning-rate schedule.
     - A setting that is not in ``CHANGEABLE`` has a new value.

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 ROUNDING = 1e-6
-"""The largest rounding error of a computed number of decode steps."""
+"""A tolerance for rounding errors. A computed number of 3.0000001 decode steps counts as 3, not as 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +301,10 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Add the decode steps that have begun to the totals, and return the end of the current decode step.
+        """Add the decode steps that have begun to the totals, and return the time at which the batch can change.
 
-        The batch of sequences can change only then. If the batch is empty, return ``now``, or the end of a pause.
+        This time is the end of the current decode step. If the batch is empty, the time is ``now``, or the end of the
+        engine's pause (:meth:`pause`).
         """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned

@@ -39,7 +39,9 @@ class SlurmJob:
     server_model: str = ""
 
     def script(self, words: Sequence[str], config: TrainSettings) -> str:
-        """Return the batch script for the settings ``config``, which ``agent-r1 train`` parses from ``words``.
+        """Return the batch script of a job that runs ``agent-r1 train``.
+
+        ``words`` are the command-line arguments of ``agent-r1 train``. ``config`` has the settings in these arguments.
 
         Raise InvalidInput if the job cannot run.
         """

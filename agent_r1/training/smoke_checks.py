@@ -282,7 +282,7 @@ class SmokeChecks:
         return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
 
     def _lost_replicas(self) -> str:
-        """Return why servers of a pool get no requests; "" if all servers get requests, or if there is no pool."""
+        """Return why some servers get no requests; "" if all servers get requests, or if the engine has no servers."""
         engine = self._runtime.engine
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 

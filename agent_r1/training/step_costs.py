@@ -30,7 +30,10 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest tool time in seconds. If the tools of a turn take less, their time counts as work of this process."""
+"""If the tools of a turn took fewer seconds, the simulated turn does not wait for tools.
+
+The seconds count as work of this process instead.
+"""
 
 ROUNDS = 4
 
@@ -112,8 +115,8 @@ def schedule_of(config: Mapping[str, Any]) -> Schedule:
 def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
     """Return the costs of the embedded engine and its trainer, measured in recorded runs of one machine.
 
-    The costs of the engine are fitted to the recorded times of all steps. Give runs with different batch sizes, for
-    example also a run with slow tools.
+    The costs of the engine are fitted to the recorded times of all steps. The fit is more precise if the decode batches
+    have different sizes. So give several runs, for example a run with slow tools, which has small decode batches.
     """
     observed = [
         (run, groups, profile) for run in runs for groups, profile in zip(run.steps, run.profiles, strict=False)

@@ -83,7 +83,7 @@ class Table:
     Attributes:
         cells: the results by method and split.
         retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
-        measure: what ``em`` of each cell is: exact match, or a reward.
+        measure: the name of the number ``em`` in each cell: "exact match", or a reward such as "reward 'solved'".
         measures: other measures of the task set, by method, by split and by name such as ``fix_rate``.
         passed: pass@k by method.
     """
@@ -96,7 +96,7 @@ class Table:
 
     @property
     def exact(self) -> bool:
-        """Whether the task set reports exact match. If not, the table does not show F1."""
+        """Whether the number ``em`` in each cell is exact match. If not, ``em`` is a reward."""
         return self.measure == EXACT_MATCH
 
 

@@ -80,11 +80,11 @@ class CriticFit:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The result of ``train-critic``, with the fit on the held-out tasks.
+    """The result of ``train-critic``: how well the critic predicts the returns of the held-out tasks.
 
     Attributes:
-        all_states: the fit on all states.
-        after_actions: the fit on the states after the last token of an action.
+        all_states: measured before each action, and after each token of the action.
+        after_actions: measured only after the last token of each action.
     """
 
     folder: str
@@ -133,7 +133,9 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the recorded returns of each branch of an attempt; nothing if the attempt failed or was not scored.
+    """Yield the tokens and returns of each branch of an attempt. Yield nothing if the attempt failed or was not scored.
+
+    A branch is a path of turns, in which each turn continues the turn before.
 
     ``weights`` has the weight of each reward by name. A reward without a weight has the weight 1.
     """
@@ -187,7 +189,10 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Train ``model`` on the attempts ``train``, and return the result of :func:`measure_fit` for ``held_out``.
+    """Train ``model`` on the attempts ``train``, and return how well ``model`` predicts the returns in ``held_out``.
+
+    The first result is measured on all states. The second result is measured on the states after the last token of an
+    action.
 
     The loss is the mean of (V(s) - G)^2 over the states s of a batch. V(s) is the predicted value of s, and G is the
     return after s. Before the first step, every V(s) is the mean return of ``train``.
@@ -215,7 +220,11 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors of shape (n,), for all n states: the value, the return, and whether an action ends there."""
+    """Return three tensors of shape (n,), with one element for each of the n states in ``recorded``.
+
+    The tensors have the value that ``model`` predicts, the return, and whether the state follows the last token of an
+    action.
+    """
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
     logprobs = torch.zeros(len(recorded), width)
@@ -232,9 +241,10 @@ def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Ten
 
 @torch.no_grad()
 def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
-    """Return two fits of ``model``: on all states, and on the states after the last token of an action.
+    """Return how well ``model`` predicts the returns in ``recorded``.
 
-    ``mean`` is the mean return of the training tasks. The baseline predicts ``mean`` for every state.
+    The first result is measured on all states. The second result is measured on the states after the last token of an
+    action. ``mean`` is the mean return of the training tasks, as in :class:`CriticFit`.
     """
     parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
     values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))

@@ -42,11 +42,12 @@ def make_taskset(
 ) -> TaskSet:
     """Return a task set with a user's environment and tasks.
 
-    Each split except ``train`` and ``validation`` is a column in the result table of a run. Without such splits,
-    ``train`` is a column. The split ``validation`` determines the best step.
+    Each split except ``train`` and ``validation`` is a column in the result table of a run. If there is no such
+    split, ``train`` is a column. The split ``validation`` determines the best step.
 
     Args:
-        model: the model that the user named; "" for none. For tiny-base and "", the task set has default settings.
+        model: the model that the user named; "" for none. For tiny-base and "", the task set has default settings
+            that suit tiny-base.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
@@ -84,19 +85,19 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation under which code of the policy runs; None if no such code runs.
+    """Return the weakest isolation of code that the policy has written; None if no such code runs.
 
-    Components and tasks declare their isolation. If this process has a sandbox without isolation, that sandbox counts
-    too, because a tool or a reward can use a sandbox without a declaration.
+    Components and tasks declare the isolation. But a tool or a reward can use a sandbox that is not declared. So every
+    sandbox without isolation in this process counts too.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the isolation of each task that runs code without isolation, such as ["none: REASON"].
+    """Return the declaration of each task that runs code without isolation, such as ["none: REASON"].
 
-    A task declares its isolation in ``task.data``, as {"sandbox": "none: REASON"}.
+    The declaration is in ``task.data``, as {"sandbox": "none: REASON"}.
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]

@@ -319,10 +319,10 @@ def _check(url: str, context: int) -> str:
 
 
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
-    """Send ``weights`` to all servers of the pool, then close the pool.
+    """Send ``weights`` to all servers of ``pool``. Raise ServerRefused if a server then does not serve the weights.
 
-    Raise ServerRefused if a server does not serve the weights. ``logs`` is the folder with the output of started
-    servers.
+    ``pool`` is closed at the end, because the run makes a pool of its own. ``logs`` is the folder with the servers'
+    output; None if the run has not started the servers.
     """
     try:
         reasons = ""
