@@ -20,7 +20,8 @@ MARKER = "export.json"
 def new_export(out: Path, force: bool) -> Iterator[Path]:
     """Yield a temporary folder, and rename this folder to ``out`` at the end of the block.
 
-    If the block raises, ``out`` does not change. With ``force``, an earlier export or an empty folder is replaced.
+    If the block raises, ``out`` does not change. An existing ``out`` is replaced only with ``force``, and
+    only if ``out`` is an earlier export or an empty folder.
 
     Raises:
         InvalidInput: ``out`` exists and cannot be replaced.
@@ -39,7 +40,7 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
 
 
 def require_new_export(out: Path, force: bool) -> None:
-    """Raise InvalidInput if ``out`` exists. ``force`` permits an earlier export or an empty folder."""
+    """Raise InvalidInput if ``out`` exists. With ``force``, ``out`` may be an earlier export or an empty folder."""
     if not os.path.lexists(out):
         return
     if not force:

@@ -59,7 +59,7 @@ class CacheSize:
         blocks: the maximum number of blocks.
         pages: the maximum number of pages of all slots together.
         session_pages: the number of pages that a new session takes.
-        capacity: the number of tokens for which a slot has room at first.
+        capacity: the number of tokens for which a new slot has room. The room grows if a sequence needs more.
     """
 
     rows: int

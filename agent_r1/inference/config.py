@@ -60,8 +60,8 @@ class VllmConfig(BaseModel):
     """Time limit for the start of the servers, in seconds."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until a later
-    update succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until an
+    update of its weights succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
@@ -93,8 +93,8 @@ class SglangConfig(BaseModel):
     setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until a later
-    update succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until an
+    update of its weights succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until

@@ -104,8 +104,8 @@ class Critic:
         """Return the value of the state after each branch. A branch is a continuation of ``context``.
 
         The keys and values of the first S tokens of the context are cached. The forward pass reads the other C tokens
-        of the context and the tokens of the branches. The branches are a :class:`TokenTree` with n nodes. The root of
-        the tree is the last token of the context, which counts in C and in n. So the pass reads C - 1 + n tokens.
+        of the context and the tokens of the branches. The branches are a :class:`TokenTree` with n nodes. Its root is
+        the last token of the context. C and n both count this token, so the pass reads C - 1 + n tokens.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

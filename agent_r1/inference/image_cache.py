@@ -87,8 +87,8 @@ class ImageCache:
     def shift(self, tokens: Sequence[int]) -> int:
         """Return the shift of the next token, which follows ``tokens``.
 
-        The shift is the token's position in the model's position encoding, minus the token's index in the sequence. The
-        tokens of an image can share positions. If they do not, the shift is 0.
+        The shift is the token's position in the model's position encoding, minus the token's index in the sequence. In
+        some models, several tokens of an image have the same position. In other models, the shift is 0.
         """
         if not self.has_position_rows:
             return 0

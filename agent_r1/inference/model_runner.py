@@ -136,7 +136,7 @@ class ModelRunner:
         rows: the number of rows of a block.
         images: the images of requests. None: the model has no vision.
         native: computes the decode steps and the prefill. None: PyTorch computes them.
-        capacity: the number of tokens for which a row has room at first.
+        capacity: the number of tokens for which a new row has room. The room grows if a sequence needs more.
     """
 
     def __init__(

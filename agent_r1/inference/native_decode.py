@@ -90,7 +90,8 @@ class NativeDecoder:
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
         """Return the native decode step of ``model``, or the reason why ``model`` has no native step.
 
-        On a short sequence, the native logits must equal the model's own logits, up to rounding errors.
+        The native step is tested on a short sequence. If its logits differ from the model's own logits by more than
+        rounding errors, the reason is returned.
         """
         llama = LlamaDecoder.of(model)
         if llama is None:

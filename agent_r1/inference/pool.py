@@ -91,8 +91,8 @@ class PoolLimits:
 class EnginePool:
     """An ``InferenceEngine`` over several servers.
 
-    Call :meth:`update_weights` before the first generation. Only an update checks which weights the servers have, by
-    their log-probabilities (see ``inference.canary``).
+    Call :meth:`update_weights` before the first generation. Only an update checks which weights the servers have: each
+    server must compute the trainer's log-probabilities for fixed prompts (see ``inference.canary``).
     """
 
     def __init__(self, replicas: Sequence[Replica], limits: PoolLimits | None = None) -> None:
@@ -215,8 +215,9 @@ class EnginePool:
         return least
 
     async def _on_failure(self, member: _Member, reason: str) -> None:
-        """Count a failed request. Fence the server after ``MAX_FAILURES`` failures in a row, or if its health check
-        fails.
+        """Count a failed request, and check the health of the server.
+
+        The server gets no more requests after ``MAX_FAILURES`` failures in a row, or if its health check fails.
         """
         member.num_failures += 1
         if member.num_failures >= MAX_FAILURES:
@@ -227,7 +228,10 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on all ``members`` at the same time. Return the members that succeed, and fence the others."""
+        """Run ``work`` on all ``members`` at the same time, and return the members that succeed.
+
+        The others get no more requests.
+        """
 
         async def attempt(member: _Member) -> bool:
             try:
@@ -252,7 +256,10 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Probe the servers that have requests but send no answers. Fence a server if its probe fails or times out."""
+        """Probe the servers that have requests but send no answers.
+
+        If the probe of a server fails or times out, the server gets no more requests.
+        """
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
@@ -310,7 +317,7 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the request ``work`` and return its result. Raise ReplicaError as soon as the server is fenced."""
+        """Return the result of the request ``work``. Raise ReplicaError as soon as :meth:`end` ends all requests."""
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)

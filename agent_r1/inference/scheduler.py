@@ -25,8 +25,8 @@ class Request:
 
     Attributes:
         prompt: the tokens. A negative token stands for a feature of an image.
-        shift: the position of a sampled token in the model's position encoding, minus the index of this token in the
-            sequence. Without images, the shift is 0.
+        shift: the number p - i of each sampled token. i is the index of the token in the sequence, and p is the
+            position of the token in the model's position encoding. Without images, the shift is 0.
         prefilled_tokens: the number of tokens that prefill passes computed. Copied tokens are not counted.
     """
 

@@ -268,7 +268,10 @@ class TorchEngine:
 
 
 def _postprocess(request: Request, logits: Tensor, token: int, logprob: float) -> None:
-    """Append a token, sampled from ``logits`` (V,), to the request. The last token sets ``finish_reason``."""
+    """Append a token, sampled from ``logits`` (V,), to the request.
+
+    Set ``finish_reason`` if the request is then complete.
+    """
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return

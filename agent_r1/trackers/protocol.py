@@ -51,7 +51,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """An attempt that trackers show as text, without credentials.
+    """An attempt that trackers show as text. Credentials in the messages are hidden.
 
     Attributes:
         rewards: the rewards of the whole trajectory.

@@ -261,7 +261,7 @@ class WorkerPool:
     def _check_failed(self) -> asyncio.Task[None] | None:
         """Start a task that checks the failed workers whose last check was more than ``RECHECK_SECONDS`` ago.
 
-        Return the task that is running, which an earlier call can have started. Return None if no task is running.
+        No task is started while the task of an earlier call is running. Return the running task, or None.
         """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
