@@ -61,7 +61,7 @@ class ToolEnv:
         turn_rewards: a sync function that returns process rewards for an action. If the function raises or returns a
             number that is not finite, the episode fails.
         call_rewards: a sync function that returns process rewards for one call. If the call is wrong or fails,
-            ``result.ok`` is False. The episode fails in the same cases as with ``turn_rewards``.
+            ``result.ok`` is False. The episode fails if the function raises or returns a number that is not finite.
         sandbox: the sandbox in which tools run code written by the policy, or ``"none: .."`` with a reason if such code
             is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
 

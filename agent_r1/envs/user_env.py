@@ -120,7 +120,7 @@ OPENING = "(The conversation begins.)"
 """The first message to the model that plays the user, if the user begins the conversation."""
 
 SILENCE = "(says nothing)"
-"""The model that plays the user gets this text in place of an empty message of the agent."""
+"""The text that replaces an empty message of the agent, for the model that plays the user."""
 
 NUDGE = "(You said nothing. Please answer.)"
 """The message to the model that plays the user, after an empty reply."""

@@ -21,10 +21,10 @@ def answer_solutions(
     """Return right and wrong reference solutions of the question ``task``.
 
     Args:
-        searches: messages with tool calls. Some solutions send these messages before the answer. ``searches`` must have
-            fewer than ``max_turns`` messages.
+        searches: messages with tool calls, fewer than ``max_turns``. One right and one wrong solution begin with these
+            messages.
         other: a wrong answer, for example the answer of another task.
-        full: the full value of each reward. A right solution reaches all these values, and a wrong solution none.
+        full: the rewards of a right solution, by name. A wrong solution gets none of these values.
     """
     first, *aliases = gold_answers(task)
     gold = (

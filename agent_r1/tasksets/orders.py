@@ -149,10 +149,10 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 
 
 class Customer:
-    """The scripted customer, who answers questions and ends the conversation after a message without a question.
+    """A customer who follows a script: answers questions, and ends the conversation after a message without a question.
 
-    The customer knows the number of the order and the new value. A question about two of number, colour and city gets
-    the reply "One question at a time, please."
+    The customer knows the number of the order, and the new colour or the new city. If a message asks for more than one
+    of number, colour and city, the reply is "One question at a time, please."
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:

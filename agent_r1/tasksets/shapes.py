@@ -40,7 +40,7 @@ PLACES = ("top left", "top right", "bottom right", "bottom left")
 """The places of a picture, clockwise. A rotation by 90 degrees moves each shape to the next place."""
 
 SIDE = 32
-"""The width and height of a place, in pixels. A picture is twice as wide and twice as high."""
+"""The width and the height, in pixels, of one of the four places of a picture."""
 
 Kind = Literal["color", "place", "turned"]
 KINDS: tuple[Kind, ...] = ("color", "place", "turned")
@@ -52,8 +52,8 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
 }
 """The kinds of questions of each split. The list is repeated: color, place, turned, color, place, turned, ..
 
-In ``shuffled-images``, each task has the picture of another task. In this split, a policy that looks at the pictures is
-right as often as a policy that guesses.
+``shuffled-images`` is a control experiment: each task has the picture of another task. In this split, a policy that
+looks at the picture is right only as often as a policy that guesses.
 """
 
 TASKS = 300
@@ -76,7 +76,12 @@ Quarters = Mapping[str, tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A picture as data, and a question about it.
+    """A picture as data, and a question about the picture.
+
+    Attributes:
+        quarters: the shapes in the picture.
+        place: the place that the question is about.
+        degrees: the clockwise rotation after which the question asks for the color; 0 for no rotation.
 
     Example:
         Question("turned", {"top left": ("circle", "red"), ..}, "top right", degrees=90, answer="red")

@@ -61,14 +61,14 @@ class Game(Protocol):
 class GameEnv:
     """An environment whose episodes are games. Each game runs in a process of its own.
 
-    All attempts at a task play the same game, with the seed ``task.data["seed"]``. Without this seed, each attempt uses
-    its own seed. If a game raises, crashes or exceeds the time limit, only its own episode fails. After ``max_turns``
-    actions the episode is truncated.
+    All attempts at a task play the same game, which the seed ``task.data["seed"]`` determines. If a task has no seed,
+    each attempt plays another game. If a game raises, crashes or exceeds the time limit, only its own episode
+    fails. After ``max_turns`` actions the episode is truncated.
 
     Attributes:
-        package: a module that is imported once, before the processes are forked.
-        game: ``module:class`` of a :class:`Game`.
-        keywords: the keyword arguments of the class, as JSON values.
+        package: the name of a module. The module is imported once, before the processes are forked.
+        game: the class of the game, as ``module:class`` (see :class:`Game`).
+        keywords: the keyword arguments of this class, as JSON values.
         timeout: the time limit of an action in seconds.
     """
 
@@ -132,8 +132,8 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 def to_transition(observation: Observation) -> Transition:
     """Convert an observation of a game to a transition.
 
-    The text becomes a user message if the game continues. The transition has one tool result, whose ``data`` is the
-    reward.
+    If the game continues, the text of the observation becomes a user message. The reward of the game is stored as the
+    ``data`` of a tool result, although the policy calls no tool.
     """
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS

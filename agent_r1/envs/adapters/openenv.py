@@ -45,8 +45,8 @@ class OpenEnv:
     The server's environment is reset with the seed ``task.data["seed"]``, or with the seed of the attempt if the task
     has no seed. ``data["reset"]`` can hold further arguments of the reset.
 
-    If the server rejects an action, or ``action`` raises ValueError, the policy gets an explanation, and the turn
-    counts towards ``max_turns``. If the server fails or times out, the episode fails.
+    If the server rejects an action, or the function ``action`` raises ValueError, the policy gets an explanation, and
+    the turn counts towards ``max_turns``. If the server fails or times out, the episode fails.
 
     Args:
         url: the address of the server, e.g. ``http://127.0.0.1:8000``.

@@ -36,7 +36,7 @@ def reasoning_gym_tasks(
 ) -> list[Task]:
     """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test". No question occurs twice.
 
-    Datasets with neighboring seeds share most of their questions.
+    Choose values of ``seed`` that are far apart: with neighboring values, most questions are the same.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.

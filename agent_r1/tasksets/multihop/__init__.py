@@ -31,7 +31,7 @@ MAX_TURNS = 5
 MAX_OUTPUT = 4000
 """The maximum number of characters of a search result: five passages of the usual Wikipedia length.
 
-The paper's limit of 2048 (arXiv 2511.14460) cuts off the last passages.
+The paper arXiv 2511.14460 uses 2048 characters, which cuts off the last passages.
 """
 
 AGENT_SYSTEM = (
@@ -111,8 +111,8 @@ def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
     """Return a function from a task to its reference solutions.
 
-    The reward ``sub_match`` is not one of the expected rewards. The wrong solution that repeats the question gets this
-    reward if the question contains the right answer.
+    The expected rewards of a right solution leave out ``sub_match``. The reason: one wrong solution repeats the
+    question and gets the reward ``sub_match`` if the question contains the right answer.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 

@@ -78,7 +78,9 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Convert a field from columns to a list of rows. Return any other value unchanged.
+    """Convert the value of a field from columns, called ``names``, to a list of rows.
+
+    Return any other value unchanged.
 
     Example:
         >>> _columns({"title": ["X", "Y"], "sent_id": [0, 3]}, "title", "sent_id")
@@ -94,8 +96,9 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    Raises InvalidInput if ``value`` is invalid. If ``name`` is "paragraphs" and ``whose`` is "MuSiQue's", the message
-    ends with "give paragraphs as MuSiQue's files do".
+    ``name`` is the field of ``row`` that contains the value, and ``whose`` is the format of the file. Both are used
+    only in the error message, such as "give paragraphs as MuSiQue's files do". Raises InvalidInput if the value is
+    invalid.
     """
     try:
         return kind.validate_python(value or [])

@@ -1,4 +1,6 @@
-"""A mixture of data sets, described by a TOML file. An evaluation reports each test data set separately.
+"""A mixture of data sets, described by a TOML file.
+
+Training draws ``count`` questions from each training data set. An evaluation reports each test data set separately.
 
 Example:
 
@@ -49,7 +51,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file. Each split maps the names of data sets to their portions."""
+    """The content of a mixture file: for each split, a :class:`Portion` of questions by the name of a data set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,10 +102,11 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split. Return the questions by the name of the data set.
+        """Draw the questions of one split. Return the questions of each data set, by the name of the data set.
 
-        ``salt`` determines the questions and their order. Questions in ``held`` are not drawn. Raises InvalidInput if a
-        data set has too few questions. The message contains the name ``split``.
+        ``portions`` says how many questions to draw from each data set. ``salt`` determines which questions are drawn,
+        and their order. Questions in ``held`` are not drawn. Raises InvalidInput, which names the split, if a data set
+        has too few questions.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 

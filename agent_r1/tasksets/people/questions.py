@@ -48,9 +48,13 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", worlds=10, tasks=400, hops=(1, 2)),
     "unseen-relation": Split("test", worlds=10, tasks=400, hops=(1, 2), last=UNSEEN),
 }
-"""The splits. Training questions have one or two hops.
+"""The splits. Training questions have one or two hops. The splits ``1-hop`` to ``5-hop`` are test splits.
 
-Each of ``paraphrased``, ``renamed-tool`` and ``unseen-relation`` differs from ``1-hop`` and ``2-hop`` in one property.
+The other test splits have one or two hops, and one difference from training:
+
+- ``paraphrased``: the wordings of pages and questions.
+- ``renamed-tool``: the name of the search tool.
+- ``unseen-relation``: the last relation of each question.
 """
 
 _TRIES = 10_000
@@ -79,7 +83,8 @@ def world_of(task: Task) -> WorldKey:
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
     """Return task number ``index`` of a split with a new random question. Add the question to ``asked``.
 
-    ``prefix``, such as "0/", is the first part of ``WorldKey.number``. Raises InvalidInput if no new question is found.
+    The world of the question has the number ``prefix`` and an index: "0/7" for the prefix "0/" (see ``WorldKey``).
+    Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"

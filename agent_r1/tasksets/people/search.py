@@ -25,7 +25,7 @@ def _index(world: WorldKey) -> BM25Index:
 
 
 def search_tool(pages: int, name: str = "search") -> Tool:
-    """Return the search tool of an agent. A call returns at most ``pages`` pages, and then the question again.
+    """Return the search tool of an agent. A call returns at most ``pages`` pages, followed by the question of the task.
 
     Without the question at the end, a small model often answers with the wrong value from the pages.
     """

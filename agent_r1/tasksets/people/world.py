@@ -81,8 +81,8 @@ class World:
     def chain(self, hops: int, last: frozenset[str], rng: random.Random) -> Chain | None:
         """Draw a chain of ``hops`` facts in which no person occurs twice.
 
-        Return None if the drawn facts reach a person without a suitable next fact; the caller can draw again. ``last``
-        has the names of the relations with which the chain can end.
+        ``last`` are the names of the relations with which the chain can end. Return None if the chain cannot be
+        continued, because the last drawn person has no suitable fact. The caller can then draw again.
         """
         at = start = rng.choice(sorted(self.facts))
         relations, values, visited = [], [], {start}
@@ -105,8 +105,8 @@ class WorldKey:
     """The key from which a world is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: the list of surnames that is used: "train", "validation" or "test".
-        number: distinguishes the worlds of one ``owner``.
+        owner: the name of the list of surnames: "train", "validation" or "test".
+        number: a text that distinguishes the worlds with the same list of surnames, such as "0".
         held_out_wordings: whether the pages use wordings that no page of training uses.
         held_out_relations: whether every page has facts of two relations that no page of training has.
 

@@ -66,7 +66,7 @@ class FoundDate:
 def find_dates(text: str) -> Iterator[FoundDate]:
     """Yield the dates in a text, in order. A date with a day above 31 is left out.
 
-    In some passages of 2WikiMultihopQA, no space separates two dates.
+    Two dates without a space between them are also found, because some passages of 2WikiMultihopQA contain such dates.
 
     Example:
         >>> [found.date.written()[0] for found in find_dates("May 3, 1918June 1, 1970; a film of 1935")]

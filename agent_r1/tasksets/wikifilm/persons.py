@@ -113,9 +113,9 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 
 
 def _read_event(text: str, which: int) -> _Event:
-    """Return the event in a text such as "14 January 1896 in Lviv". The place is directly after or before the date.
+    """Return the date and place in a text such as "14 January 1896 in Lviv" or "Lviv, 14 January 1896".
 
-    ``which`` is the index of the event's date among the dates of the text: 0 for the first, -1 for the last.
+    If the text has several dates, ``which`` selects one by its index: 0 for the first, -1 for the last.
     """
     dates = list(find_dates(text))
     if not dates:
@@ -164,7 +164,7 @@ def _stated_events(text: str, name: str, verb: str) -> Iterator[_Event]:
 
 
 def _agreed_date(events: Sequence[_Event]) -> Date | None:
-    """Return the most exact date of ``events``; None without a date, or if two dates contradict each other."""
+    """Return the most exact date of ``events``; None if no event has a date, or if two dates contradict each other."""
     dates = {event.date for event in events if event.date}
     if not dates:
         return None
@@ -195,7 +195,8 @@ def _nationality(definition: str) -> str | None:
 def _father(text: str, name: str) -> str | None:
     """Return the full name of a person's father; None if the page does not state exactly one.
 
-    In "He was the son of X and Y", X is the father if only X has the person's surname, and X is not called an actress.
+    In "He was the son of X and Y", X is the father if X has the person's surname and Y has another surname, and if X is
+    not called an actress.
     """
     surname = name.split()[-1]
     names = {read_person(text[match.end() :]) for match in _HIS_FATHER.finditer(text)}
