@@ -39,7 +39,7 @@ class Replica(InferenceEngine, Protocol):
     def name(self) -> str: ...
 
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
-        """Send one request, and return the sampled tokens, also if the server aborts the request."""
+        """Send one request, and return the sampled tokens. After an abort by the server, return the tokens so far."""
         ...
 
     async def stage(self, update: WeightUpdate) -> None:
@@ -65,7 +65,7 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def recover(self) -> None:
-        """Let a paused server continue, and sample one token. The caller sets a time limit."""
+        """Let a paused server continue, and sample one token to test the server. The caller sets a time limit."""
         ...
 
 

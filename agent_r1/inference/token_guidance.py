@@ -77,8 +77,8 @@ def choose_tokens(
 
     The candidates at an index of the draft are the tokens that the policy finds most likely there. If the drafted token
     is a candidate, one of the candidates is sampled from q (:func:`guided_logprobs`). At temperature 0, the candidate
-    with the largest q is chosen. If the drafted token is not a candidate, the drafted token is chosen, because q equals
-    the policy outside the candidates.
+    with the largest q is chosen. If the drafted token is not a candidate, the drafted token itself is chosen: q gives
+    such a token the same probability as the policy.
 
     The result ends after the first chosen token that differs from the drafted token.
 
