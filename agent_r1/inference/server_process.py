@@ -38,7 +38,7 @@ class Server(Protocol):
     def is_running(self) -> bool: ...
 
     def kill(self) -> None:
-        """Send SIGKILL to all processes of the server, and return at once.
+        """Send SIGKILL to all processes of the server, without waiting for their end.
 
         Call :meth:`stop` afterwards: :meth:`stop` waits until the processes have ended.
         """
