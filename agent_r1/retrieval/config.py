@@ -34,10 +34,10 @@ class IndexConfig(BaseModel):
 
     pooling: Literal["auto", "mean", "cls"] = "auto"
     """How the token vectors of a text become one vector: mean, or cls (the vector of the first token). auto: the
-    pooling that the encoder's folder names, else mean."""
+    pooling in the settings of the encoder, or mean if there are none."""
 
     query_prefix: str = ""
-    """Text before every query. Some encoders are trained with such an instruction."""
+    """Text before every query. Some encoders are trained with an instruction before each query."""
 
     passage_prefix: str = ""
     """Text before every passage."""
@@ -58,7 +58,7 @@ class IndexConfig(BaseModel):
     """The factory string of a faiss index, such as IVF16384,PQ64. Empty: exact search in torch."""
 
     probes: int = Field(default=64, ge=1)
-    """Cells that an IVF index of faiss searches per query."""
+    """Number of cells (clusters of vectors) that an IVF index of faiss searches per query."""
 
 
 class SearchConfig(IndexConfig):
@@ -79,8 +79,8 @@ class RetrieverConfig(SearchConfig):
     """Port on which the server listens. 0: any free port."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the server accepts in requests. Empty: all names or, if ``host`` is a loopback address, only
-    loopback names."""
+    """Host names that the server accepts in requests. Empty: if ``host`` is a
+    loopback address, only loopback names are accepted; otherwise all names."""
 
     threads: int = Field(default=1, ge=1, le=256)
     """Number of torch threads. More threads help only if as many CPU cores are idle."""

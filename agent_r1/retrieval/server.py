@@ -51,7 +51,7 @@ DRAIN_SECONDS = 10
 """Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
-"""Queries of a batch that are searched at a time. A larger value would block other requests for seconds."""
+"""The number of queries in one search. A larger number would block other requests for seconds."""
 
 
 class _RequestError(Exception):
@@ -146,8 +146,9 @@ def _passage_text(passage: Passage) -> PassageText:
 class RetrievalServer(ThreadedServer):
     """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
 
-    Port 0 means any free port. A request for ``/health`` gets ``health``. If ``allowed_hosts`` is empty, the server
-    accepts all host names or, on a loopback address, only loopback names.
+    Port 0 means any free port. A request for ``/health`` gets ``health``. ``allowed_hosts`` are the host
+    names that are accepted in requests. If it is empty and ``host`` is a loopback address, only loopback names are
+    accepted. If it is empty and ``host`` is another address, all names are accepted.
     """
 
     def __init__(

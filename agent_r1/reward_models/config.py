@@ -62,7 +62,7 @@ class RewardModelConfig(BaseModel):
 
     implicit_reward: ImplicitReward = "probability"
     """Reward of a turn from an implicit reward model. probability: how much the predicted probability of success rose.
-    log_ratio: the log ratio of the two language models, which has no bound. Do not train on this reward alone: add a KL
+    log_ratio: the log ratio of the two language models, which has no bound. Do not train on log_ratio alone: add a KL
     penalty or the true reward.
     """
 

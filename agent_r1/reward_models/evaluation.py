@@ -45,7 +45,7 @@ class Separation:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBin:
-    """The held-out traces in one bin: their count, their mean prediction, and their share of successes."""
+    """The traces whose predictions are in one interval: their count, mean prediction and share of successes."""
 
     count: int
     prediction: float
@@ -94,7 +94,7 @@ BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
 }
 """Scores of an attempt that need no model.
 
-- grounded: whether a tool result contains the answer.
+- grounded: whether a tool result contains the attempt's final answer.
 - log-probability: the mean log-probability of the sampled tokens.
 - answer's log-probability: the mean log-probability of the tokens of the last action.
 """
@@ -142,7 +142,7 @@ def without_nan(value: Any) -> Any:
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
     """Return how well ``scores`` separate traces with the label True from traces with the label False.
 
-    The bootstrap draws whole tasks, because attempts at one task are not independent.
+    The confidence interval is from a bootstrap, which draws whole tasks: attempts at one task are not independent.
     """
     values = torch.tensor(scores, dtype=torch.float64)
     indices: dict[str, list[int]] = {}

@@ -54,7 +54,9 @@ def save_reward_model(
 ) -> None:
     """Write a reward model to a new folder, which appears only when all its files are written.
 
-    ``runs`` are the names of the runs for training. Raise InvalidInput if the folder cannot be written.
+    ``runs`` are the names of the runs whose attempts the reward model was trained on.
+
+    Raise InvalidInput if the folder cannot be written.
     """
     about: dict[str, Any] = {
         "format": FORMAT,

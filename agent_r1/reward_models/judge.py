@@ -75,7 +75,7 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests for one group."""
 
     pause: float = Field(default=1.0, ge=0)
-    """Seconds to wait before the second request. Each further wait is twice as long."""
+    """Seconds to wait after the first failed request for a group. Each further wait is twice as long."""
 
     concurrency: int = Field(default=8, ge=1)
     """Maximum number of requests at the same time."""

@@ -148,11 +148,11 @@ TurnLoss = Callable[[Tensor], Tensor]
 
 
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
-    """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss.
+    """Compute the loss of a batch and return it. Add its gradient to the ``grad`` of the weights.
 
     The loss L can compare traces of different micro-batches, so L needs the scores of the whole batch. If the batch has
     more than ``micro_tokens`` tokens, first compute all scores without a gradient, and dL/dscore from these scores.
-    Then repeat the pass of each micro-batch with the loss sum(score * dL/dscore).
+    Then run each micro-batch again, with the loss sum(score * dL/dscore): its gradient is the gradient of L.
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)

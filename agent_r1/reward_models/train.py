@@ -179,7 +179,7 @@ def _fit(
 
 
 def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModelConfig) -> float:
-    """Add the gradient of the loss of a batch to the gradients of the weights, and return the loss."""
+    """Compute the loss of a batch and return it. Add its gradient to the ``grad`` of the weights."""
     packed = pack_traces([trace.trajectory for trace in batch])
     is_number = config.loss == "regression" or config.loss == "pairs"
     aims = [trace.target if is_number else float(trace.target > config.success) for trace in batch]
@@ -191,8 +191,8 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
     """Return the evaluation of ``model`` on the held-out traces.
 
-    A score in ``BASELINES`` can be large for failures. So the sign of each score is chosen on the traces for training:
-    then a larger value means success.
+    A score in ``BASELINES`` can be larger for failures than for successes. If this is so on the traces for training,
+    the score is negated.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

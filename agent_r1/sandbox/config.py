@@ -30,7 +30,7 @@ class Limits(BaseModel):
     """The limit of CPU time of one process over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
-    """The largest address space of each process.
+    """The largest address space of each process, in bytes.
 
     With cgroups, this also limits the sum of the memory of all processes and the files in /tmp.
     """
@@ -39,13 +39,13 @@ class Limits(BaseModel):
     """The largest number of processes and threads at the same time."""
 
     disk: int = Field(default=64 * _MIB, ge=_MIB)
-    """The size of /tmp, the only writable folder. Also the largest size of one file."""
+    """The size of /tmp, the only writable folder, in bytes. Also the largest size of one file."""
 
     open_files: int = Field(default=64, ge=16)
     """The largest number of open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """The largest output of one call that is kept, for stdout and for stderr. The rest is dropped."""
+    """The number of bytes of stdout, and of stderr, that are kept for each call. Further bytes are dropped."""
 
 
 class SandboxConfig(BaseModel):

@@ -46,7 +46,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process. Without layers, the process is a plain process.
+    """The isolation of a process. If ``layers`` is empty, the process is not isolated.
 
     ``packages`` are folders from which the process can import modules.
     """

@@ -43,7 +43,8 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. Call it only with ``pyseccomp``.
+    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. ``pyseccomp`` must
+    be installed.
 
     The filter kills a process that makes a system call of another CPU architecture.
     """

@@ -13,7 +13,7 @@ from agent_r1.core.trajectory import Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
-"""What became of an attempt: an optimizer step trained or dropped it, it is superseded, or it is still pending.
+"""The fate of an attempt: the attempt was trained, dropped or superseded, or is still pending.
 
 A superseded attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
 """
@@ -39,7 +39,7 @@ class AttemptFilter:
     """The conditions that the attempts of a list must meet. A field that is None sets no condition.
 
     Attributes:
-        step: the optimizer step that trained or dropped the attempt.
+        step: the number of the optimizer step at which the attempt was trained or dropped.
         task: the id of the task.
         has_reward: whether the reward is known.
         reward_below: the reward is below this number.
@@ -77,7 +77,7 @@ class AttemptSummary:
         call_errors: the number of tool calls whose result is an error.
         reward: the weighted sum of all rewards; None if not known.
         fate: "trained" or "dropped"; None if not decided yet.
-        step: the optimizer step that trained or dropped the attempt.
+        step: the number of the optimizer step at which the attempt was trained or dropped.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
     """
 

@@ -80,7 +80,7 @@ def _encode_image(image: Image) -> dict[str, Any]:
 
 
 def encode_media(media: Sequence[PromptMedia]) -> list[Any]:
-    """Encode the images of a prompt, each with the spans of its placeholder tokens.
+    """Encode the images of a prompt, each with the spans [start, stop] of its placeholder tokens.
 
     Example:
         [[{"sha256": "9f86d0..", "mime": "image/png", "width": 64, "height": 48}, [[4, 8]]]]

@@ -146,8 +146,8 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file cannot be read, or differs from the configuration of the first start
-    of the run.
+    """Yield a message if the configuration file cannot be read, or differs from the configuration in the database,
+    with which the run was first started.
     """
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])

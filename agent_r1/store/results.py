@@ -18,7 +18,7 @@ ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
 - tools: the tools of the training environment in the OpenAI format.
 - file: the absolute path of the Python file that defines the task set.
 - hardware: processor, cores, GPUs and the version of torch.
-- validation: the figures of one validation: step, split, em, f1, n, and the interval from low to high.
+- validation: the figures of one validation: step, split, em, f1, n, and the confidence interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """
 

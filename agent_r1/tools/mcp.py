@@ -42,7 +42,7 @@ OPEN_SECONDS = 60.0
 """The time that a call can wait for its connection, in seconds. The time limit of the call begins after the wait."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
-"""The environment variable with the seed of the episode, for a server process of one episode."""
+"""The environment variable that gives the seed of an episode to a server process started for this episode."""
 
 _MAX_PAGES = 100
 
@@ -123,9 +123,9 @@ def mcp_tools(
 ) -> list[Tool]:
     """Return the tools of an MCP server, for a ToolEnv. The server is asked for its tools once.
 
-    Each episode that calls a tool has a connection of its own. For a command, each connection is a separate server
-    process. For a URL, each connection is a session, and the server decides which state the sessions share. If a server
-    crashes or hangs, only the calls of its episode fail, with an explanation.
+    By default, each episode that calls a tool has its own connection. For a command, each connection is a separate
+    server process. For a URL, each connection is a session, and the server decides which state the sessions share.
+    If a server crashes or hangs, only the calls of its episode fail, with an explanation.
 
     Args:
         server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.

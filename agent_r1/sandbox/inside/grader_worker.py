@@ -56,7 +56,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if a test calls the candidate with an argument that cannot be sent unchanged."""
+    """Raised if a test calls a candidate's function with an argument that would arrive there as a different value."""
 
 
 def encode_exactly(value: Any) -> Any:
@@ -121,7 +121,7 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a defaultdict as JSON data; as a plain dictionary if its factory is not in ``FACTORIES``."""
+    """Return a defaultdict as JSON data. If its factory is not in ``FACTORIES``, encode it as a plain dict."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 

@@ -71,7 +71,7 @@ def exceed_memory(targets: Any) -> bool:
 def exceed_memory_together(targets: Any) -> bool:
     """Return whether three processes together get more memory than the cgroup allows.
 
-    If the cgroup holds, the kernel kills one of these processes or the calling process.
+    If the cgroup limits the memory, the kernel kills one of these processes or the calling process.
     """
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
