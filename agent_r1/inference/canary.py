@@ -60,7 +60,7 @@ BANDS: Mapping[ProductPrecision, Band] = {
     "tf32": Band(mean=1e-2, maximum=0.3, floor=0.05),
     "bfloat16": Band(mean=0.1, maximum=1.0, floor=0.5),
 }
-"""The limits on the differences between log-probabilities of server and trainer, by the precision of the server."""
+"""The limits on the differences between log-probabilities of server and trainer, by the lower precision of the two."""
 
 SAME_CHANGE = 0.25
 """A tolerance for the changes of the log-probabilities in an update of the weights.

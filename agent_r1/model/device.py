@@ -6,6 +6,9 @@ import torch
 
 from agent_r1.core.errors import InvalidInput
 
+FIRST_WITH_TF32 = (8, 0)
+"""The compute capability of the first NVIDIA GPUs with TF32 (Ampere)."""
+
 
 def choose_device(name: str) -> str:
     """Return the torch device ``name``; for "auto", a GPU if there is one, otherwise the CPU.
@@ -21,10 +24,12 @@ def choose_device(name: str) -> str:
 
 
 def set_product_precision(device: str, tf32: bool) -> None:
-    """Let GPUs multiply float32 matrices in TF32 or, if ``tf32`` is False, in float32, in all threads of this process.
+    """Let this process multiply float32 matrices in TF32 or, if ``tf32`` is False or ``device`` a CPU, in float32.
 
-    In TF32, the inputs of a product have 11 instead of 24 significant bits. Sums stay in float32. No effect if
-    ``device`` is a CPU.
+    In TF32, the inputs of a product have 11 instead of 24 significant bits. Sums stay in float32. Raise InvalidInput if
+    the GPU has no TF32.
     """
-    if device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    uses_tf32 = tf32 and device.startswith("cuda")
+    if uses_tf32 and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32:
+        raise InvalidInput("tf32", got="true", do="leave it out: this GPU has no TF32")
+    torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")

@@ -24,9 +24,8 @@ DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": tor
 
 
 def product_precision(dtype: Dtype) -> ProductPrecision:
-    """Return the precision in which a GPU of this process multiplies matrices of type ``dtype``."""
-    uses_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return "tf32" if uses_tf32 and dtype == "float32" else dtype
+    """Return the precision in which this process multiplies matrices of type ``dtype``."""
+    return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype
 
 
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:

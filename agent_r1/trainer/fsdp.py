@@ -114,7 +114,7 @@ class FsdpTrainer:
 
     @property
     def arithmetic(self) -> str:
-        return describe_arithmetic(onednn=False, sharing=None)
+        return describe_arithmetic(False, None, self._config.dtype)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return _sum(self._pass("logprobs", batch, role))

@@ -152,7 +152,7 @@ class SingleProcessTrainer:
 
     @property
     def arithmetic(self) -> str:
-        return describe_arithmetic(onednn=has_onednn(self._policy.compute), sharing=self._models.sharing)
+        return describe_arithmetic(has_onednn(self._policy.compute), self._models.sharing, self._config.dtype)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
@@ -305,13 +305,13 @@ def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> b
     return config.share_prefixes == "on" or (config.share_prefixes == "auto" and is_large)
 
 
-def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None) -> str:
+def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None, dtype: Dtype) -> str:
     """Return the text of ``Trainer.arithmetic``: the library for matrix products, and how prefixes are shared."""
     shared = "no shared prefixes"
     if sharing is not None:
         shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"
     library = "oneDNN" if onednn else "PyTorch"
-    precision = " in TF32" if product_precision("float32") == "tf32" else ""
+    precision = " in TF32" if product_precision(dtype) == "tf32" else ""
     return f"products by {library}{precision} and {shared}"
 
 

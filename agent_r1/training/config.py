@@ -186,8 +186,8 @@ class RunConfig(TasksetConfig):
     """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:N."""
 
     tf32: bool = False
-    """Whether GPUs multiply float32 matrices in TF32: faster, with 11 instead of 24 significant bits. Then larger
-    differences between engine and trainer count as rounding errors. No effect on a CPU, on bfloat16 or on servers."""
+    """Whether GPUs multiply float32 matrices in TF32, with 11 instead of 24 significant bits. Then larger differences
+    between engine and trainer count as rounding errors. No effect on a CPU, and on servers of other processes."""
 
     threads: int = Field(default=1, ge=1, le=256)
     """Number of torch threads. Runs with different numbers of threads are not bit-identical."""

@@ -167,7 +167,7 @@ def _samples_match(config: TrainConfig) -> bool:
     """Return whether engine and trainer have equal log-probabilities before each update, up to rounding in float32."""
     if config.decode.method != "plain":
         return False
-    return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32"
+    return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32" and not config.tf32
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:

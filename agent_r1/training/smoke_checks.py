@@ -42,8 +42,8 @@ GROUPS, MAX_GROUP_SIZE = 2, 4
 GRADIENT_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """The largest allowed difference between an update by one rank and the same update by several ranks.
 
-The key is the trainer's data type. The limit holds for the relative difference of the gradients, and for the difference
-of the losses.
+The key is the precision of the trainer's products. The limit holds for the relative difference of the gradients, and
+for the difference of the losses.
 """
 
 VISIBLE_CHANGE = 4.0

@@ -123,4 +123,4 @@ def test_a_run_of_an_earlier_version_gets_the_event_without_a_warning(
     ],
 )
 def test_the_text_names_products_and_sharing(onednn: bool, sharing: PrefixSharing | None, expected: str) -> None:
-    assert single_process.describe_arithmetic(onednn, sharing) == expected
+    assert single_process.describe_arithmetic(onednn, sharing, "float32") == expected

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.weights import ProductPrecision
 from agent_r1.inference.canary import BANDS, LogprobGap
 from agent_r1.inference.model_runner import PROBE_TOLERANCE
@@ -19,7 +21,8 @@ from agent_r1.model.load import load_model
 from agent_r1.model.weights import product_precision
 from agent_r1.trainer.single_process import describe_arithmetic
 from agent_r1.training import policy
-from agent_r1.training.config import EvalConfig
+from agent_r1.training.config import EvalConfig, TrainConfig
+from agent_r1.training.inactive_settings import inactive_settings
 from agent_r1.training.monitor.config import GAP_LIMITS, RATIO_LIMITS
 from agent_r1.training.smoke_checks import GRADIENT_TOLERANCE
 
@@ -30,14 +33,32 @@ def _restore_precision() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
 
 
-def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not() -> None:
-    set_product_precision("cpu", tf32=True)
-    assert product_precision("float32") == "float32"
+def test_a_gpu_multiplies_float32_in_tf32_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     set_product_precision("cuda:1", tf32=True)
     assert (product_precision("float32"), product_precision("bfloat16")) == ("tf32", "bfloat16")
-    assert describe_arithmetic(False, None) == "products by PyTorch in TF32 and no shared prefixes"
-    set_product_precision("cuda:1", tf32=False)
-    assert product_precision("float32") == "float32"
+    assert describe_arithmetic(False, None, "float32") == "products by PyTorch in TF32 and no shared prefixes"
+    assert describe_arithmetic(False, None, "bfloat16") == "products by PyTorch and no shared prefixes"
+    for device, tf32 in (("cuda:1", False), ("cpu", True)):
+        torch.set_float32_matmul_precision("high")
+        set_product_precision(device, tf32)
+        assert product_precision("float32") == "float32"
+
+
+def test_a_gpu_without_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(InvalidInput, match="this GPU has no TF32"):
+        set_product_precision("cuda", tf32=True)
+    set_product_precision("cuda", tf32=False)
+
+
+def test_a_correction_acts_if_products_are_in_tf32() -> None:
+    algorithm = build_algorithm("grpo", {"correction.high": 3.0})
+    exact, rounded = (
+        {key for found in inactive_settings(TrainConfig(algorithm=algorithm, tf32=tf32)) for key in found.keys}
+        for tf32 in (False, True)
+    )
+    assert "algorithm.correction" in exact - rounded
 
 
 @pytest.mark.parametrize("tf32", [True, False])

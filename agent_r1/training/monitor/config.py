@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.core.weights import ProductPrecision
 
-RATIO_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 0.1, "bfloat16": 1.0}
+RATIO_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 0.01, "bfloat16": 1.0}
 GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 1.0}
 
 
@@ -34,7 +34,7 @@ class MonitorConfig(BaseModel):
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or
-    0.1 or 1 if the trainer computes in TF32 or bfloat16."""
+    0.01 or 1 if the trainer computes in TF32 or bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
     """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
