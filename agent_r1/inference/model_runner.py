@@ -128,9 +128,10 @@ class PrefixCopy:
 
 
 class ModelRunner:
-    """Makes the forward passes of a model on the blocks of a KV cache. Not thread-safe.
+    """Makes the forward passes of a model, and stores keys and values in a KV cache. Not thread-safe.
 
-    The runner takes ownership of the model, and replaces its attention by ``kv_cache.cache_attention``.
+    The KV cache consists of blocks. A block has several rows, and a row holds the keys and values of one sequence. The
+    runner takes ownership of the model, and replaces its attention by ``kv_cache.cache_attention``.
 
     Args:
         rows: the number of rows of a block.

@@ -1,6 +1,7 @@
 """Retrieval: BM25 and dense indexes, the retrieval server and its client, and the search tool.
 
-``retrieval.open``, ``retrieval.tool`` and ``retrieval.server`` load numpy or torch, and are imported separately.
+This package does not import its modules ``open``, ``tool`` and ``server``, which load numpy or torch. A caller imports
+them by their full names, such as ``agent_r1.retrieval.tool``.
 """
 
 from agent_r1.retrieval.passages import Passage, read_corpus

@@ -25,7 +25,7 @@ DENSE_ONLY = (
 
 
 class IndexConfig(BaseModel):
-    """The settings of an index of passages. The index is in this process, not on a retrieval server."""
+    """The settings of an index of passages: the encoder, the cache of vectors, and the search."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 

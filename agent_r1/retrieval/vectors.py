@@ -83,7 +83,10 @@ def build_faiss(matrix: np.ndarray, factory: str) -> Any:
 
 
 def read_faiss(path: Path, probes: int) -> FaissVectors:
-    """Load a faiss index from a file. An IVF index searches ``probes`` cells for each query."""
+    """Load a faiss index from a file.
+
+    An IVF index divides its vectors into clusters. For each query, only the nearest ``probes`` clusters are searched.
+    """
     faiss = import_faiss()
     index = faiss.read_index(str(path))
     if isinstance(index, faiss.IndexIVF):

@@ -64,9 +64,11 @@ class Evaluation:
             probability is above 0.5. For the loss "regression", success is predicted if the predicted reward is above
             the setting ``success``.
         majority: the accuracy of always predicting the more frequent outcome.
-        calibration_error: the distance between the mean prediction and the share of successes in a bin, averaged over
-            the bins by their numbers of traces (expected calibration error). None if the loss is not "outcome".
-        bins: all bins that contain a trace; () if the loss is not "outcome".
+        bins: the traces, divided by their predicted probability into ``BINS`` intervals of equal width. Empty intervals
+            are left out. () if the loss is not "outcome".
+        calibration_error: the expected calibration error. The error of one bin is the distance between its mean
+            prediction and its share of successes. The errors of all bins are averaged, weighted by the numbers of
+            traces. None if the loss is not "outcome".
     """
 
     traces: int

@@ -113,8 +113,8 @@ class _Failure:
 class Judge:
     """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
 
-    One request contains the whole group; attempts with equal texts are sent once. Without a valid answer, all rewards
-    of the group are Unscored. The API key appears in no reason, cache or log.
+    One request contains the whole group; attempts with equal texts are sent once. Without a valid answer, each reward
+    of the group is an Unscored with the reason of the failure. The API key is never in this reason, a cache or a log.
 
     Example:
         Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))

@@ -28,8 +28,10 @@ LARGE_MODEL = 400_000
 """Sharing the first tokens of traces saves no time in a model with fewer parameters than this number."""
 
 Prefixes = tuple[PrefixStates, ...]
-"""For each backbone of a network, the attention keys and values of the first tokens that all sequences of a batch
-share."""
+"""The attention keys and values of a prefix: the first tokens, which are equal in all sequences of a batch.
+
+The tuple has one entry for each language model. An implicit reward model consists of two language models: the trained
+model and the reference model. Any other reward model has one."""
 
 
 class Network(Protocol):
@@ -121,7 +123,8 @@ class ImplicitNetwork:
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
     """Return the settings of prefix sharing: equal first tokens of several sequences are computed only once.
 
-    Return None if one of ``models`` has fewer than ``LARGE_MODEL`` parameters or cannot read trees of tokens.
+    Return None if one of ``models`` has fewer than ``LARGE_MODEL`` parameters: sharing would save no time. Also return
+    None if one of ``models`` cannot read several sequences with a common beginning as one input.
     """
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None

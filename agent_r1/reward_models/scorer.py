@@ -17,9 +17,12 @@ MICRO_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardModelScorer:
-    """A scorer with one reward, called ``name``, from a reward model. The kind of the model determines the reward:
+    """A scorer with one reward, called ``name``, from a reward model.
 
-    - trajectory: the predicted probability of success, or the predicted reward.
+    The prediction of the model is a probability of success. If the model was trained with the loss "regression", the
+    prediction is a reward. The kind of the model determines what the scorer returns:
+
+    - trajectory: the prediction for the whole trajectory.
     - turns: for each turn, V_k - V_(k-1). V_k is the prediction after turn k, and V_0 = 0.
     - implicit: for each turn, the number that ``ImplicitReward`` describes.
 

@@ -122,9 +122,10 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return two reward models with equal weights, and the weights.
+    """Return two reward models, and the MixedPrecision that holds the trained weights of both.
 
-    The first reward model is in float32. The second reward model computes in ``config.dtype``.
+    The first reward model has the weights in float32, and is saved. The second reward model computes in
+    ``config.dtype``, and is used for training and evaluation.
     """
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))

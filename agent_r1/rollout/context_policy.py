@@ -133,10 +133,10 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces actions and observations by a summary, which the policy itself writes.
+    """A context policy that replaces actions and observations by a summary. The trained model writes the summary.
 
-    A summary is written after more than ``keep_turns`` actions, or if the context has no room for an action. The
-    summary is sampled, recorded and trained like an action. A summary without text changes nothing.
+    The model is asked for a summary after more than ``keep_turns`` actions, or if the context has no room for an
+    action. The summary is sampled, recorded and trained like an action. A summary without text changes nothing.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:

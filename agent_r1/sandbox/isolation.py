@@ -133,10 +133,10 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options that show the file system of the host, for tests without the layer FILES.
+        """Yield the bubblewrap options for a sandbox without the layer FILES: programs see the host's file system.
 
-        A private folder of the host cannot be read by all users. A program with a user id of its own (see
-        :attr:`spare_user`) sees only the paths in private folders that the program needs.
+        With :attr:`spare_user`, programs cannot read private folders (folders that not every user can read). Only the
+        interpreter, the worker and the packages stay readable there.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:

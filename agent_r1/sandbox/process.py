@@ -57,7 +57,7 @@ class _Stream:
     def take(self) -> Output:
         """Return the output since the last ``take``.
 
-        Output can be missing until the worker reports the program's end.
+        Call ``take`` after the worker has reported the program's end: the output is complete only then.
         """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():

@@ -23,7 +23,10 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the isolation ``"none: nothing"`` if this process has a sandbox of the level ``none``; otherwise None."""
+    """Return ``"none: nothing"`` if a Sandbox object of the level ``none`` exists in this process; otherwise None.
+
+    A sandbox of this level runs programs without isolation.
+    """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
     return next((sandbox.isolation for sandbox in _unconfined), None)

@@ -176,8 +176,8 @@ def invalid_seal(connection: sqlite3.Connection, files: RunFiles) -> Iterator[st
 def last_closed_row(files: RunFiles) -> int:
     """Return the number of the last row whose seal is in ``seal.json`` or in a manifest; 0 if there is no such seal.
 
-    A seal is a hash of one row and all earlier rows. ``seal.json`` and the manifests of the checkpoints and of the
-    model must be valid.
+    A seal is a hash of one row and all earlier rows. The manifests are the manifests of the checkpoints and of the
+    model. Call this function only after all these files were checked: an unreadable file raises an exception.
     """
     folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
     seals = [read_manifest(folder).seal for folder in folders if folder.exists()]

@@ -211,7 +211,10 @@ class RunReader:
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with the id ``name``, such as ``3.0.0:style-a/7``, or None."""
+        """Return the attempt with the id ``name``, or None if the run has no such attempt.
+
+        Example: ``3.0.1:style-a/7`` has the group 3, the index 0 in the group, the retry 1 and the task ``style-a/7``.
+        """
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)

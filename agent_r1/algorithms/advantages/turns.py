@@ -49,11 +49,12 @@ class ProcessRelative(TurnRelative):
 class TurnAndOutcome(TurnRelative):
     """The advantage of each turn in MT-GRPO (arXiv:2505.11821, equation 6).
 
-    - A turn that used a tool: A(outcome reward) + coefficient * A(process rewards).
-    - A turn without a tool, in a trajectory with tool use: A(outcome reward).
-    - A turn of a trajectory without tool use: A(return).
+    A trajectory has an outcome reward O, and P is the sum of its process rewards. The return is O + P. A(x) stands for
+    (x - mean x) / std x, with the mean and the std over the trajectories of the group.
 
-    A(x) is (x - mean x) / std x over the trajectories of the group. The process rewards of a trajectory are summed.
+    - A turn that used a tool: A(O) + coefficient * A(P).
+    - A turn without a tool, in a trajectory with tool use: A(O).
+    - A turn of a trajectory without tool use: A(O + P).
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"

@@ -1,9 +1,10 @@
-"""The two processes of the grader: one process runs the candidate's functions, the other process runs the tests.
+"""The two processes of the grader. One process runs the candidate: untrusted code that defines functions. The other
+process runs the tests, which call these functions.
 
-Values are sent as JSON. Plain values, dates and containers are sent as data, and types and pure functions by name. An
-object of a subclass becomes an object of the plain type, because a subclass can define an ``__eq__`` that is always
-true. Any other object stays in its process, and only the object's index is sent. Each process creates the received
-values itself, from a fixed list of types.
+Arguments and results are sent as JSON. Plain values, dates and containers are sent as data, and types and pure
+functions by name. If a result belongs to a subclass of ``list``, it becomes a plain list, because a subclass can define
+an ``__eq__`` that is always true. Any other result stays in the candidate's process, and only an index is sent. Each
+process creates the received values itself, from a fixed list of types.
 """
 
 import builtins
@@ -32,7 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object of the candidate. The tests can only pass the placeholder back in a call."""
+    """A placeholder for an object of the untrusted code. The tests can only pass the placeholder back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -44,7 +45,10 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. ``keep`` stores an object that is not plain data, and returns the object's index."""
+    """Return a value as JSON data. If no encoder fits an object, the data contains only an index of the object.
+
+    The function ``keep`` stores this object and returns the index.
+    """
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -56,7 +60,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if a test calls a candidate's function with an argument that would arrive there as a different value."""
+    """Raised if a test calls the untrusted code with an argument that would arrive there as a different value."""
 
 
 def encode_exactly(value: Any) -> Any:
@@ -194,7 +198,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Pairs (type, encoder), tried before ENCODERS. Otherwise, a Counter would be encoded as its parent type dict."""
+"""Pairs (type, encoder), tried before ENCODERS. In the opposite order, a Counter would be encoded as a dict."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),
@@ -308,7 +312,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run the candidate's source. Then call a function of the candidate for each request from the tests' process."""
+    """Run ``source``, the untrusted code. Then, for each request from the tests' process, call one of its functions."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -334,7 +338,7 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests. They can call the candidate's functions ``calls``, which run in the candidate's process.
+    """Run the tests of a candidate (untrusted code). The functions ``calls`` run in the candidate's process.
 
     If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, stderr ends with ``nonce``
     and a reason. If the candidate fails, ``nonce`` is not written.

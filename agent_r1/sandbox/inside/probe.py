@@ -104,7 +104,10 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 
 
 def probe(targets: Any) -> None:
-    """Attempt all attacks, and print a line for each isolation layer: ``network holds`` or ``network broken``."""
+    """Try to break each isolation layer, and print one line per layer.
+
+    The line is ``network holds`` if all attacks on the layer ``network`` were blocked; otherwise ``network broken``.
+    """
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
         for attempt in attempts:

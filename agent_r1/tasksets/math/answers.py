@@ -45,7 +45,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return the index of the closing brace by the index of its opening brace: {2: 4, 0: 5} for "{a{b}}".
+    """Return a dict {index of an opening brace: index of its closing brace}, such as {2: 4, 0: 5} for "{a{b}}".
 
     Escaped braces and braces without a partner are left out.
     """

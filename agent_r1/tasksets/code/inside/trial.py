@@ -44,9 +44,9 @@ def tried(call: str, wanted: str, names: dict[str, object]) -> str:
 
 
 def in_full(error: BaseException) -> str:
-    """Return an error with its traceback as text.
+    """Return an error of the solution with its traceback as text.
 
-    The frames of this program are left out. At most the last 8 frames are shown.
+    The traceback begins in the code of the solution and shows at most the last 8 frames.
     """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != NAME:
