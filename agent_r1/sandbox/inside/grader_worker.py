@@ -45,10 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. If no encoder fits an object, the data contains only an index of the object.
-
-    The function ``keep`` stores this object and returns the index.
-    """
+    """Return a value as JSON data. An object without an encoder is stored by ``keep``, and encoded as an index."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
