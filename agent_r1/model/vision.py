@@ -34,7 +34,7 @@ GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
 
 TILE_MODELS = ("idefics3", "smolvlm")
-"""Model types whose images are cut into tiles. Each token has one position."""
+"""Model types that cut an image into tiles. As in a text, each token has one position."""
 
 KEPT_BYTES = 2**28
 """Largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""

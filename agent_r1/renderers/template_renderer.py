@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-After an action, new messages follow, such as a tool result. To find the text of the new messages, the renderer compares
-two texts of the template: the text of the conversation before the action, and the text with the action and the new
-messages. If the template also changes earlier text, the next turn starts a new branch of the trajectory.
+After an action, new messages follow, such as a tool result. The renderer renders the conversation twice: up to the
+action, and with the action and the new messages. The text of the new messages is what follows the action. If the two
+results differ before the action, the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations

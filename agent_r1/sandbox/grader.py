@@ -4,8 +4,8 @@ The tests and the candidate run in two sandboxed processes that exchange only pl
 gets the tests. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for
 this run.
 
-If the tests call a function with an argument that would reach the candidate as a different value, there is no verdict.
-A candidate cannot cause this: each value that the tests receive from a candidate can be sent back unchanged.
+If the tests call a function with an argument that changes on the way to the candidate's process, there is no verdict.
+A candidate cannot cause this by returning such a value: each value that it can return can be sent back unchanged.
 """
 
 from __future__ import annotations
