@@ -235,7 +235,7 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
     """Return the keyword arguments for a call of ``decoder`` with the tokens ``ids`` (B, T) and image features.
 
-    ``index`` (B, T) says which of the F features is read at each placeholder token. It is -1 at tokens of text.
+    ``index`` (B, T) has the index of a feature at each placeholder token, and -1 at tokens of text.
     """
     is_image = index >= 0  # (B, T)
     own = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))  # (B, T, H)
@@ -251,7 +251,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     """Return the three positions of each token: (3, B, T).
 
     Args:
-        index: (B, T) which of the F features of ``images`` is read at each placeholder token; -1 at tokens of text.
+        index: (B, T) at each placeholder token, the index of the feature of ``images`` that replaces the token's
+            embedding; -1 at tokens of text.
         images: the images, in the order of their features.
         first: (B,) the position of the first token of each row. If a row begins in the middle of an image, with feature
             i (from 0), this number is p + i, where p is the position of feature 0 of the image.
@@ -275,7 +276,8 @@ class PassImages:
 
     Attributes:
         pixels: the images. An image that occurs several times is listed once.
-        index: (B, T) which of the F features of these images is read at each placeholder token; -1 at tokens of text.
+        index: (B, T) at each placeholder token, the index of the image feature that replaces the token's embedding; -1
+            at tokens of text.
         positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
     """
 

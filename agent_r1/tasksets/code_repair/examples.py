@@ -38,7 +38,8 @@ class SolvedTask:
     def messages(self, choosing: bool) -> tuple[Message, ...]:
         """Return the solved task as a conversation: the request, the calls of ``try`` with their results, the answer.
 
-        If ``choosing`` is True, calls and answer contain the number of a proposed line, from 1, in place of the line.
+        If ``choosing`` is True, the request lists proposed lines, numbered from 1, and the agent gives the number of a
+        line instead of its text.
         """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
