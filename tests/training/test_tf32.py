@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from benchmark_scripts import load_benchmark
 from torch import Tensor
-from torch.nn import functional
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
@@ -74,15 +73,12 @@ def test_each_limit_on_rounding_errors_grows_with_lower_precision(limits: dict[P
     assert limits["float32"] < limits["tf32"] < limits["bfloat16"]
 
 
-def test_rounding_to_tf32_is_within_the_limits_of_tf32_and_beyond_those_of_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rounding_to_tf32_is_within_the_limits_of_tf32_and_beyond_those_of_float32() -> None:
     model = load_model("tiny-base", torch.float32).eval()
     ids = torch.randint(model.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0))
     exact = _scores(model, ids)
-    linear = functional.linear
-    monkeypatch.setattr(functional, "linear", partial(_rounded_linear, linear))
-    difference = (_scores(model, ids) - exact).abs()
+    with load_benchmark("tf32").imitated_tf32():
+        difference = (_scores(model, ids) - exact).abs()
     gap = LogprobGap(float(difference.mean()), float(difference.max()))
     assert gap.is_rounding("tf32") and not gap.is_rounding("float32"), (gap, BANDS)
 
@@ -91,13 +87,3 @@ def test_rounding_to_tf32_is_within_the_limits_of_tf32_and_beyond_those_of_float
 def _scores(model: Any, ids: Tensor) -> Tensor:
     logprobs = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
     return logprobs.gather(2, ids[:, 1:, None])
-
-
-def _rounded_linear(linear: Any, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return linear(_to_tf32(states), _to_tf32(weight), bias)
-
-
-def _to_tf32(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` with 11 significant bits, rounded to the nearest, ties to even: float32 has 24."""
-    bits = tensor.detach().contiguous().view(torch.int32)
-    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
