@@ -168,13 +168,13 @@ RATIO_OF: Mapping[str, Callable[[int], float]] = {
 def keep_freed_memory() -> None:
     """Let glibc keep freed tensors for the next ones. Do nothing with other C libraries.
 
-    By default, glibc gives some freed tensors back to the operating system, which clears each page again for the next
+    By default, glibc gives large freed tensors back to the operating system, which clears each page again for the next
     tensor. Which ones depends on the addresses of the process: the baseline of ``scores_ratio`` took 48 ms in some
     processes and 66 ms in others, and takes 30 ms if glibc keeps freed tensors.
     """
     if platform.libc_ver()[0] == "glibc":
         (mmap_threshold, trim_threshold), library = (-3, -1), ctypes.CDLL(None)  # numbers of glibc's malloc.h
-        library.mallopt(mmap_threshold, 2**25)
+        library.mallopt(mmap_threshold, 2**30)
         library.mallopt(trim_threshold, 2**31 - 1)
 
 
