@@ -52,7 +52,7 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine on which RUN was recorded."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine of the recorded run (RUN)."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
     """Number of GPUs. The trainer takes trainer.ranks GPUs, and the vLLM servers the rest. Without trainer.ranks, the
@@ -71,26 +71,27 @@ class PlanConfig(TrainConfig):
     """Share of a GPU's arithmetic that training reaches (model FLOPs utilization)."""
 
     prompt_tokens: int = Field(default=512, ge=1)
-    """Number of tokens in the first prompt of an attempt. Only if no RUN is given."""
+    """Number of tokens in the first prompt of an attempt. Not used if a recorded run (RUN) is given."""
 
     turns: int = Field(default=3, ge=1)
-    """Number of actions in an attempt. Only if no RUN is given."""
+    """Number of actions in an attempt. Not used if a recorded run (RUN) is given."""
 
     action_tokens: int = Field(default=256, ge=1)
-    """Mean number of sampled tokens of an action. Only if no RUN is given."""
+    """Mean number of sampled tokens of an action. Not used if a recorded run (RUN) is given."""
 
     result_tokens: int = Field(default=256, ge=1)
-    """Number of tokens in a tool's result. Only if no RUN is given."""
+    """Number of tokens in a tool's result. Not used if a recorded run (RUN) is given."""
 
     tool_seconds: float | None = Field(default=None, ge=0)
-    """Median duration of a turn's tools in seconds. Empty: as recorded in RUN, or 0 if no RUN is given."""
+    """Median duration of a turn's tools in seconds. Empty: the durations in the recorded run (RUN), or 0 if no recorded
+    run is given."""
 
     tool_p99: float | None = Field(default=None, ge=0)
     """99th percentile of the duration of a turn's tools in seconds. Empty: every duration is tool_seconds."""
 
     clock: Literal["wall", "cpu"] = "wall"
-    """Clock by which the costs in RUN are measured: wall, or cpu (for a RUN during which other programs used the
-    CPU)."""
+    """Clock whose times are read from a recorded run (RUN): wall, or cpu if other programs used the CPU during the
+    run."""
 
     load: float = Field(default=1.0, ge=1)
     """Factor by which other programs slow down all computation, compared with an idle machine."""

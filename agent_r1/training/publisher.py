@@ -20,7 +20,8 @@ class WeightPublisher:
     """A service that sends the trainer's weights to an engine.
 
     If engine and trainer share memory, the engine gets the trainer's model, with its adapter. Otherwise an adapter is
-    merged, and the weights are written to a folder (:class:`~agent_r1.inference.weight_folders.WeightFolders`).
+    merged into the weights, and the weights are written to a folder
+    (:class:`~agent_r1.inference.weight_folders.WeightFolders`).
     """
 
     def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
@@ -49,13 +50,13 @@ class WeightPublisher:
         return update.version if served == sent.version else served
 
     def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
-        """Return ``update`` in the form that the engine needs.
+        """Return a copy of ``update`` for the engine. The copy differs from ``update`` in these cases:
 
-        - If the engine cannot compute checksums, the checksum is removed.
-        - If engine and trainer do not share memory, an adapter is merged into the model ``update.handle``.
-        - If the merged adapter or the engine's data type changes the weights, the checksum is computed again.
+        - If the engine cannot compute checksums, the copy has no checksum.
+        - If engine and trainer do not share memory, the copy has a model in which an adapter is merged.
+        - If the weights change by the merge or by the engine's data type, the copy has the new checksum.
 
-        If ``update.handle`` is not a model, only the first change is made.
+        The last two cases are possible only if ``update.handle`` is a model.
         """
         capabilities, model = self._engine.capabilities, update.handle
         if not capabilities.checksum:

@@ -32,14 +32,14 @@ CHANGEABLE = (
     *(f"placement.{name}" for name in PlacementConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),
 )
-"""The settings that can differ from the stored configuration of a run.
+"""The settings that may change when a run is resumed.
 
-``trainer.micro_tokens`` and ``trainer.ranks`` change results only by rounding. The contents of data, corpus and model
-must be unchanged.
+``trainer.micro_tokens`` and ``trainer.ranks`` change results only by rounding. ``data``, ``corpus`` and ``model`` may
+name another place, but the contents must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of the event that names the code of the decode steps (PyTorch or C++); without this event: PyTorch."""
+"""The kind of the recorded event that names the code of the decode steps. Without the event, the code is PyTorch."""
 
 TORCH = "torch"
 
@@ -49,8 +49,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
     A layer has the settings from one source, such as the command line.
 
-    If PyTorch has computed the run's decode steps so far, and ``engine.decode_step`` is "auto", the result has "torch"
-    instead. So the rounding errors of the decode steps do not change.
+    The setting ``engine.decode_step`` = "auto" allows PyTorch or C++ code. If PyTorch computed the decode steps of the
+    run so far, "auto" becomes "torch". A change to C++ code would change the rounding errors.
 
     Raise InvalidInput in these cases:
 

@@ -24,8 +24,8 @@ from agent_r1.training.policy import Policy
 from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
-"""Endpoints that old versions of SGLang lack. An empty request shows whether an endpoint exists. The request changes
-nothing."""
+"""Endpoints that old versions of SGLang lack. A request without content shows whether an endpoint exists. Such a
+request changes nothing."""
 
 
 class SglangServers:
@@ -36,7 +36,9 @@ class SglangServers:
         self._shared: SharedPool | None = None
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``. Make the first call outside an event loop.
+        """Return an engine that serves ``policy``.
+
+        The first call of this method uses ``asyncio.run``, so make the first call outside an event loop.
 
         Raise InvalidInput if a server cannot be reached, does not fit the settings, or serves wrong weights.
         """

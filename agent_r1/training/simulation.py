@@ -1,9 +1,9 @@
 """A discrete-event simulation of training: rollouts on engines, tools, updates, and transfers of weights.
 
 - The staleness controller decides when a group starts.
-- A decode step produces one token of every running sequence. New requests join between two steps.
+- A decode step produces one token of every running sequence. New requests join between two decode steps.
 - All turns of an attempt go to one engine.
-- A step trains on the next groups, in the order in which the groups were started.
+- A training step uses the next groups, in the order in which the groups were started.
 
 All times are simulated seconds.
 """
@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TurnLoad:
-    """The work of a turn: new tokens of its prompt, sampled tokens, and seconds of its tools."""
+    """The work of a turn: number of new prompt tokens, number of sampled tokens, and seconds of the turn's tools."""
 
     new_tokens: int
     action_tokens: int
@@ -66,7 +66,7 @@ class EngineCost:
     kv_tokens: float = math.inf
 
     def decode(self, sequences: int, context: float) -> float:
-        """Return the seconds of a decode step. The KV cache holds ``context`` tokens of all ``sequences`` together."""
+        """Return the seconds of a decode step. ``context`` is the number of tokens of all sequences in the KV cache."""
         batches = -(-sequences // self.rows)
         return batches * self.step + max(sequences * self.sequence, batches * self.weights + context * self.context)
 
@@ -119,7 +119,7 @@ class Timeline:
     """The result of a simulation.
 
     Attributes:
-        step_ends: the end of each step.
+        step_ends: the time at which each training step ends.
         engine_seconds: the seconds in which engines computed, summed over the engines.
         update_seconds: the seconds in which the trainer computed.
     """
@@ -132,7 +132,10 @@ class Timeline:
 
     @property
     def step_seconds(self) -> float:
-        """The mean duration of a step in seconds. If there are several steps, the longer first step does not count."""
+        """The mean duration of a training step in seconds.
+
+        The first step takes longer, and counts only if there is no second step.
+        """
         ends = self.step_ends
         return ends[0] if len(ends) == 1 else (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -194,7 +197,7 @@ class _Simulation:
         return Timeline(tuple(self._step_ends), seconds, self._update_seconds, len(self._engines), total)
 
     def _start_groups(self, now: float) -> None:
-        """Start the groups that the current step or one of the next ``max_staleness`` steps will take."""
+        """Start the groups for the current training step and for the next ``max_staleness`` steps."""
         ahead = min(self._schedule.max_staleness + 1, self._steps - len(self._step_ends))
         certain = (len(self._step_ends) + ahead) * self._schedule.groups_per_step
         while self._started < certain:
@@ -301,10 +304,10 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Add the decode steps that have begun to the totals, and return the time at which the batch can change.
+        """Count the decode steps that began before ``now``. Return the time at which the batch can change.
 
-        This time is the end of the current decode step. If the batch is empty, the time is ``now``, or the end of the
-        engine's pause (:meth:`pause`).
+        The batch can change at the end of the current decode step. An empty batch can change at ``now``; if the engine
+        is paused, at the end of the pause.
         """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned

@@ -42,8 +42,8 @@ GROUPS, MAX_GROUP_SIZE = 2, 4
 GRADIENT_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 1e-2, "bfloat16": 5e-2}
 """The largest allowed difference between an update by one rank and the same update by several ranks.
 
-The key is the precision of the trainer's products. The limit holds for the relative difference of the gradients, and
-for the difference of the losses.
+The key is the precision of the trainer's matrix products. The limit holds for the relative difference of the gradients,
+and for the difference of the losses.
 """
 
 VISIBLE_CHANGE = 4.0
@@ -53,7 +53,10 @@ VISIBLE_CHANGE = 4.0
 """
 
 MAX_DOUBLINGS = 16
-"""Maximum number of times that the noise on the weights is doubled to reach ``VISIBLE_CHANGE``."""
+"""The maximum number of noise levels that ``check_publication`` tries. Each level is twice the level before.
+
+The check adds noise to the weights until the log-probabilities change by ``VISIBLE_CHANGE``.
+"""
 
 DRILL_TOKENS = 64
 
@@ -107,7 +110,7 @@ class SmokeChecks:
     async def check_tools(self) -> CheckOutcome:
         """Check that each tool of the environment answers a call.
 
-        The calls are copied from the gold (right) solutions of the first training task. A tool that these solutions do
+        The calls are copied from the gold (right) solutions of the first training task. A tool that the solutions do
         not call is called with made-up arguments.
         """
         taskset = self._runtime.taskset
@@ -173,7 +176,7 @@ class SmokeChecks:
     async def check_logprobs(self) -> CheckOutcome:
         """Check that engine and trainer compute the same log-probabilities of the sampled tokens.
 
-        The largest allowed difference is the monitor's limit.
+        The largest allowed difference is the limit of the health monitor.
         """
         if self._update is None or "logprob_gap" not in self._update.metrics:
             return skip("no update of the policy was made")
@@ -183,7 +186,10 @@ class SmokeChecks:
         return (accept if gap <= limit else reject)(shown, gap=gap, limit=limit)
 
     async def check_publication(self) -> CheckOutcome:
-        """Change the weights visibly, publish them, and check that the engine serves them. Then restore the weights."""
+        """Change and publish the weights, and check that the engine serves the changed weights.
+
+        At the end, restore the original weights.
+        """
         updater, model = self._runtime.updater, self._runtime.policy.model
         original = {name: weight.detach().cpu().clone() for name, weight in trained_weights(model).items()}
         before = await run_in_thread(compute_canary, model)
@@ -206,7 +212,7 @@ class SmokeChecks:
         return accept(detail, change=change, publish_seconds=seconds, **found.figures)
 
     async def check_lost_replica(self) -> CheckOutcome:
-        """Kill a server that has requests. Check that the remaining servers complete these and new requests."""
+        """Kill a server that has requests. Check that the other servers complete old and new requests."""
         engine = self._runtime.engine
         if not isinstance(engine, PolicyEngine):
             return skip("the engine is not a pool of servers")

@@ -30,9 +30,9 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""If the tools of a turn took fewer seconds, the simulated turn does not wait for tools.
+"""The shortest duration of a turn's tools, in seconds, for which a simulated turn waits.
 
-The seconds count as work of this process instead.
+A shorter duration counts as work of this process.
 """
 
 ROUNDS = 4
@@ -42,7 +42,7 @@ BANDWIDTH_SHARE = 0.7
 PREFILL_SHARE = 0.5
 
 STEP_SECONDS = 0.003
-"""The seconds of a decode step outside the model: scheduling, launches of kernels, sampling."""
+"""The seconds of a decode step that are spent outside the model: scheduling, launches of kernels, sampling."""
 
 PUBLISH_BYTES_PER_SECOND = 2e9
 """The speed at which weights reach the servers, through a folder in memory."""
@@ -156,7 +156,7 @@ def load_factor(run: RecordedRun, clock: Clock) -> float:
     """Return the factor by which other programs slowed down a recorded run.
 
     For the clock "cpu", the factor is wall time / CPU time of the forward and backward passes, at least 1. For the
-    clock "wall", the factor is 1, because the measured costs include other programs.
+    clock "wall", the factor is 1, because measured wall times are already slowed down.
     """
     if clock == "wall":
         return 1.0
@@ -206,9 +206,10 @@ class ModelSize:
 
     Attributes:
         weights: the number of weights.
-        served_bytes: the bytes of a weight in the engine.
+        served_bytes: the bytes of one weight in the engine.
         kv_bytes: the bytes of the keys and values of one token.
-        passes: the computation of one update, in forward passes (see :func:`agent_r1.training.plan.model_size`).
+        passes: the number of forward passes that need as much computation as one update of the weights. See
+            :func:`agent_r1.training.plan.model_size`.
     """
 
     weights: int
@@ -236,7 +237,7 @@ def engine_on(gpu: Gpu, size: ModelSize, gpus: int, slots: int, kv_tokens: float
 
 
 def trainer_on(gpu: Gpu, size: ModelSize, gpus: int, mfu: float) -> TrainerCost:
-    """Return the costs of a trainer on ``gpus`` GPUs, each of which reaches the share ``mfu`` of its peak FLOP/s."""
+    """Return the costs of a trainer on ``gpus`` GPUs. Each GPU reaches the share ``mfu`` of its peak FLOP/s."""
     flops = gpu.tflops * 1e12 * gpus * mfu
     return TrainerCost(
         token=2 * size.weights * size.passes / flops,

@@ -69,7 +69,13 @@ class SampledCell:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The results of a method from ``attempts`` sampled attempts at each question, by split."""
+    """The results of one method, if several attempts are sampled at each question.
+
+    Attributes:
+        k: the k of pass@k.
+        attempts: the number of attempts at each question.
+        cells: the results by split.
+    """
 
     k: int
     attempts: int
@@ -84,7 +90,7 @@ class Table:
         cells: the results by method and split.
         retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
         measure: the name of the number ``em`` in each cell: "exact match", or a reward such as "reward 'solved'".
-        measures: other measures of the task set, by method, by split and by name such as ``fix_rate``.
+        measures: further measures of the task set, by method, by split and by name such as ``fix_rate``.
         passed: pass@k by method.
     """
 
@@ -199,7 +205,10 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: a row per method and a column per split. Lines with other measures follow."""
+    """Return the table for a terminal: a row per method and a column per split.
+
+    Each cell of the grid shows ``em``. The lines below the grid show ``retrieval``, ``measures`` and ``passed``.
+    """
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():

@@ -1,8 +1,8 @@
-"""Train a critic on recorded attempts: a value head on a model, regressed on the returns that followed each state.
+"""Train a critic on recorded attempts. A critic is a model with a value head that predicts the value of each state.
 
-There is a state before the first token of each action, and after each of its tokens. The critic predicts the value V of
-a state. The target G is the sum of the rewards of the state's turn, of later turns, and of the whole trajectory. So V
-after the last token of an action is Q(s, a).
+There is a state before the first token of each action, and after each token of the action. The training target of a
+state is the return: the sum of the attempt's rewards, without rewards for turns before the state's turn. So the value
+after the last token of an action a is an estimate of Q(s, a), with the state s before the action.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ MEASURED = ("of all states", "after actions")
 
 @dataclass(frozen=True, slots=True)
 class RecordedReturns:
-    """One branch of an attempt, and the return (the sum of the rewards) that followed each state.
+    """One branch of an attempt, with T tokens and n states, and the return (the sum of the rewards) after each state.
 
-    A branch is a path of turns, in which each turn continues the turn before.
+    A branch is a path of turns, in which each turn continues the turn before. There is a state before the first token
+    of each action, and after each token of the action.
 
     Attributes:
-        token_ids: the tokens of the branch up to its last action: (T,).
+        token_ids: the tokens of the branch up to the end of the last action: (T,).
         logprobs: the log-probability of each sampled token, and 0 for other tokens: (T,).
         states: the index of the last token before each state: (n,).
         returns: the return after each state: (n,).
@@ -83,8 +84,8 @@ class CriticReport:
     """The result of ``train-critic``: how well the critic predicts the returns of the held-out tasks.
 
     Attributes:
-        all_states: measured before each action, and after each token of the action.
-        after_actions: measured only after the last token of each action.
+        all_states: the fit in all states: before each action, and after each token of the action.
+        after_actions: the fit in the states after the last token of an action.
     """
 
     folder: str
@@ -222,8 +223,8 @@ def fit(
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
     """Return three tensors of shape (n,), with one element for each of the n states in ``recorded``.
 
-    The tensors have the value that ``model`` predicts, the return, and whether the state follows the last token of an
-    action.
+    The first tensor has the values that ``model`` predicts. The second tensor has the returns. The third tensor tells
+    whether a state follows the last token of an action.
     """
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right

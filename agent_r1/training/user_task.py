@@ -42,18 +42,18 @@ def make_taskset(
 ) -> TaskSet:
     """Return a task set with a user's environment and tasks.
 
-    Each split except ``train`` and ``validation`` is a column in the result table of a run. If there is no such
-    split, ``train`` is a column. The split ``validation`` determines the best step.
+    Each split except ``train`` and ``validation`` is a column in the result table of a run. If there are no splits
+    except ``train`` and ``validation``, ``train`` is the column. The split ``validation`` determines the best step.
 
     Args:
-        model: the model that the user named; "" for none. For tiny-base and "", the task set has default settings
-            that suit tiny-base.
+        model: the model that the user named; "" for none. For the model tiny-base and for "", the task set has default
+            settings that suit tiny-base.
         rewards: reward functions, in addition to the rewards of the environment.
         solutions: returns the reference solutions of a task, for ``agent-r1 check``.
 
     Raises:
-        InvalidInput: an argument has a wrong type; there is no reward; two tasks have one id; no task has the split
-            ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
+        InvalidInput: an argument has a wrong type; there is no reward; two tasks have the same id; no task has the
+            split ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -85,10 +85,10 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation of code that the policy has written; None if no such code runs.
+    """Return the weakest isolation in which code of the policy runs; None if the policy's code never runs.
 
-    Components and tasks declare the isolation. But a tool or a reward can use a sandbox that is not declared. So every
-    sandbox without isolation in this process counts too.
+    Components and tasks declare the isolation. A ``Sandbox`` object of the level "none", which does not isolate, counts
+    even if no component declares the object, because a tool or a reward could use the object.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
@@ -106,8 +106,8 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 def load_task_file(file: Path, model: str) -> TaskSet:
     """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
 
-    The file can also define ``rewards`` and ``solutions``. For these two and ``model``, see :func:`make_taskset`. The
-    file's folder is put at the beginning of ``sys.path``.
+    The file can also define ``rewards`` and ``solutions``. For ``rewards``, ``solutions`` and ``model``, see
+    :func:`make_taskset`. The file's folder is put at the beginning of ``sys.path``.
 
     Raises:
         InvalidInput: the file does not exist, raises an error, or does not define ``env`` and ``tasks``; or
@@ -128,7 +128,10 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:
-    """Return ``agent`` if it is a function or None. Otherwise raise InvalidInput about the argument ``name``."""
+    """Return ``agent``. Raise InvalidInput if ``agent`` is neither a function nor None.
+
+    The message of the error refers to the agent by ``name``.
+    """
     if agent is not None and not callable(agent):
         do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
         raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
@@ -137,7 +140,10 @@ def check_agent(name: str, agent: Any) -> AgentFunction | None:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput about the argument ``name`` if ``tasks`` is not a list of tasks."""
+    """Raise InvalidInput if ``tasks`` is not a list of tasks.
+
+    The message of the error refers to the list by ``name``.
+    """
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):

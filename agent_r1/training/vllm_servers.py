@@ -53,7 +53,7 @@ class ServerRefused(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class StartedServer:
-    """A started vLLM server and its address. The server need not be ready for requests."""
+    """A vLLM server that was started, and the address of the server. The server may not be ready for requests yet."""
 
     url: str
     process: Server
@@ -63,10 +63,10 @@ class ServerLauncher(Protocol):
     """An object that starts the vLLM servers of a run."""
 
     def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        """Start server ``number`` (from 0), and return it before it is ready for requests.
+        """Start server ``number`` (from 0), and return the server before the server is ready for requests.
 
         Args:
-            command: ``command(host, port)`` returns the command that starts a server at this address.
+            command: ``command(host, port)`` returns the command that starts a server at the address ``host:port``.
             log: the file for the server's output.
         """
         ...
@@ -106,7 +106,9 @@ class VllmServers:
         self._run_folder, self._launcher = run_folder, launcher
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``. Make the first call outside an event loop.
+        """Return an engine that serves ``policy``.
+
+        The first call of this method uses ``asyncio.run``, so make the first call outside an event loop.
 
         Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or serve wrong weights.
         """
@@ -183,7 +185,8 @@ def _start_servers(
 ) -> list[str]:
     """Start ``engine.replicas`` servers, wait until they are ready, and return their addresses.
 
-    Each server is added to ``started`` at once, so that the caller can stop it if a later server fails.
+    Each server is added to ``started`` when the server starts. If a later server fails, the caller can stop all servers
+    in ``started``.
     """
     urls = []
     for number in range(engine.replicas):
@@ -195,9 +198,9 @@ def _start_servers(
 
 
 def _keep(server: Server, run_folder: Path | None) -> Path:
-    """Copy a server's output to the run's folder, and return the copy.
+    """Copy the file with a server's output to the run's folder, and return the path of the copy.
 
-    Without a run, or for a server on another machine, return the original path.
+    Without a run, or for a server on another machine, copy nothing, and return the path of the original file.
     """
     if run_folder is None or not server.log.is_file():
         return server.log
@@ -319,9 +322,9 @@ def _check(url: str, context: int) -> str:
 
 
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
-    """Send ``weights`` to all servers of ``pool``. Raise ServerRefused if a server then does not serve the weights.
+    """Send ``weights`` to all servers of ``pool``, and close ``pool``. The run needs another pool.
 
-    ``pool`` is closed at the end, because the run makes a pool of its own. ``logs`` is the folder with the servers'
+    Raise ServerRefused if a server does not serve ``weights`` afterwards. ``logs`` is the folder with the servers'
     output; None if the run has not started the servers.
     """
     try:

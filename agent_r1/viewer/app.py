@@ -40,10 +40,10 @@ STATIC: Mapping[str, str] = {"style.css": "text/css", "app.js": "text/javascript
 """The static files that are served, with their MIME types."""
 
 MAX_COMPARED = 8
-"""The largest number of runs that a page compares, and of attempts side by side."""
+"""The largest number of runs on a page that compares runs, and of attempts on a page that compares attempts."""
 
 MAX_SCALED = 32
-"""How many attempts of a group are read to find the largest advantage, which gets the strongest color."""
+"""The largest number of attempts that are read to find the largest advantage, which gets the strongest color."""
 
 COLUMN_TEXT = 4000
 """The largest number of characters that are shown of each text on a page with attempts side by side."""
@@ -64,7 +64,8 @@ class Viewer:
 
     Args:
         defaults: the default of each setting, by its dotted key.
-        find_model: finds the model that a run began with. Its tokenizer is used if the run has not saved a tokenizer.
+        find_model: finds the model that a run began with. If the run has not saved a tokenizer, the model's tokenizer
+            is used.
     """
 
     def __init__(self, catalog: Catalog, defaults: Settings, find_model: FindModel) -> None:
@@ -321,11 +322,11 @@ def quote_segment(value: object) -> str:
 
 
 def attempt_path(attempt: AttemptId) -> str:
-    """Return the name of an attempt in URLs: its id without the name of the run.
+    """Return the name of an attempt in URLs: the id of the attempt without the name of the run.
 
     Example:
-        >>> attempt_path(AttemptId("demo", "style-a/7", 3, 0))
-        '3.0.0:style-a/7'
+        >>> attempt_path(AttemptId(run="demo", task="style-a/7", group_id=3, sample_index=1, retry=0))
+        '3.1.0:style-a/7'
     """
     return str(attempt).removeprefix(f"{attempt.run}:")
 

@@ -64,7 +64,7 @@ class TurnView:
         context: how many tokens the policy saw before the action.
         state: the messages before the action, if earlier turns do not contain them; otherwise (). Examples are a
             rewritten context and the conversation of a sub-agent.
-        tokens: the tokens of the action; () if they are not shown one by one.
+        tokens: the tokens of the action; () if the tokens are not shown one by one.
     """
 
     index: int
@@ -116,10 +116,11 @@ class RecordedAttempt:
 
 
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
-    """Return the color scales for the tokens of all ``attempts``: one scale for each kind of number.
+    """Return the color scales for the tokens of ``attempts``: one for the advantages, one for the entropies, and so on.
 
-    ``group`` has the token records of the attempts at the same task. The largest advantage in ``attempts`` and
-    ``group`` gets the strongest color, so that colors can be compared between these attempts.
+    ``attempts`` are the attempts on a page. ``group`` has the token records of the attempts at the same task, also of
+    attempts on other pages. The strongest color is the largest advantage in ``attempts`` and ``group``. So the colors
+    of advantages can be compared between pages.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):

@@ -18,7 +18,10 @@ MAX_POINTS = 300
 NUM_COLORS = 8
 
 MAX_COVERED = 3
-"""The number of dash patterns for lines that cover earlier lines."""
+"""The number of dash patterns. A line is dashed if an earlier line of the chart has the same points.
+
+A solid line would hide the earlier line.
+"""
 
 Curve = Mapping[int, float]
 """The values of one curve, by optimizer step."""
@@ -51,8 +54,9 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        covered: how many earlier lines this line covers, at most MAX_COVERED. A covering line is dashed.
-        dots: the points (x, y) drawn as dots; () for a long or covering line.
+        covered: how many earlier lines of the chart lie under the whole line, at most MAX_COVERED. If this number is
+            not 0, the line is dashed.
+        dots: the points (x, y) drawn as dots; () for a line with many points, and for a dashed line.
         mark: the point (x, y) that gets a mark, or None.
         values: (x, step, y, value) of each point, for the text at the pointer.
         summary: the last, smallest and largest value.
@@ -111,7 +115,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
     """Return a chart of ``lines``. Values that are NaN or infinite are left out.
 
     Args:
-        log: make the vertical axis logarithmic and leave zeros out. Ignored if a value is negative or all values are 0.
+        log: make the vertical axis logarithmic, and leave out zeros. No effect if a value is negative, or all are 0.
         from_zero: make the vertical axis contain 0.
     """
     title = one_line(title, 120)

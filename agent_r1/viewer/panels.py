@@ -213,9 +213,9 @@ def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
 
 
 def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare parts of the runs' steps, such as the time of the forward passes.
+    """Return the charts that compare the parts of a training step between runs, such as the time of the forward passes.
 
-    Each chart has one line per run. Parts that a run lacks are left out.
+    There is one chart for each part that all runs have. Each chart has one line per run.
     """
     charts = []
     for panel in PANELS:

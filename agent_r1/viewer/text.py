@@ -1,6 +1,7 @@
-"""Prepare texts of trajectories for a page. Models and tools write these texts, so a text can contain anything.
+"""Prepare texts of trajectories for a page: shorten long texts, and make hidden characters visible.
 
-The templates escape HTML.
+Models and tools write the texts, so a text can contain anything. This module does not escape HTML, because the
+templates of the pages escape HTML.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 from agent_r1.core.trajectory import TurnTiming
 
 MAX_SHOWN = 20_000
-"""The largest number of characters of a text on a page. A link leads to the whole text."""
+"""The largest number of characters of a text on a page. A longer text is cut, and a link leads to the whole text."""
 
 MAX_WHOLE = 2_000_000
-"""The largest number of characters of a text on a page that shows whole texts."""
+"""The largest number of characters of a text behind the link to the whole text. Even there, a longer text is cut."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -25,7 +26,7 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Return a text with the code point in place of each hidden character.
+    r"""Return a copy of ``text``, in which each hidden character is replaced by its code point.
 
     Example:
         >>> visible("a\x1b[31m b\u202e c")

@@ -20,19 +20,21 @@ Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 TokenFigures = Mapping[str, float | None]
 """The numbers of one token, by name. None: the number is not known.
 
-- ``logprob``: the log-probability in the engine; ``trainer``: in the trainer; ``gap``: trainer minus engine
+- ``logprob``: the log-probability that the engine computed
+- ``trainer``: the log-probability that the trainer computed
+- ``gap``: ``trainer`` minus ``logprob``
 - ``advantage``, ``entropy``, ``value`` (of the critic), ``weight`` (the loss weight)
 """
 
 MAX_TOKENS = 20_000
-"""The largest number of tokens that a page shows one by one. After them, turns are shown only as text."""
+"""The largest number of tokens that a page shows one by one. A turn above this limit is shown only as text."""
 
 TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of one coloring: it maps the value of a token to a level, which has a color.
+    """A color scale for one kind of number of a token, such as the advantage. Each number gets a level with a color.
 
     Attributes:
         code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
@@ -49,7 +51,7 @@ class Scale:
     largest: float
 
     def level(self, value: float | None) -> int | None:
-        """Return the level of a value; None if the value is None or not finite."""
+        """Return the level, which determines the color of ``value``. Return None if ``value`` is None or not finite."""
         if value is None or not math.isfinite(value):
             return None
         share = value / self.largest if self.largest else 0.0
@@ -70,9 +72,13 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token on a page. Hidden characters of its text are made visible. ``classes`` are CSS classes, such as "a7 e2".
+    """A token on a page.
 
-    ``figures`` are the numbers of the token as text, in the order of ``FIGURES``; "" for an unknown number.
+    Attributes:
+        text: the text of the token, with visible codes in place of hidden characters.
+        classes: the CSS classes that color the token, such as "a7 e2".
+        figures: the values that ``FIGURES`` names, such as the log-probability and the advantage, each written as text.
+            An unknown value is "".
     """
 
     text: str

@@ -29,7 +29,10 @@ class ThreadedServer:
     """A server that runs in the caller's thread (``run``), or in its own thread during a ``with`` block.
 
     ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
-    progress and returns. The server closes the socket ``listening``.
+    progress, closes the server's socket, and returns.
+
+    Args:
+        listening: the socket on which the server accepts connections.
     """
 
     def __init__(self, listening: socket.socket, config: uvicorn.Config, name: str) -> None:
@@ -59,8 +62,8 @@ class LimitedHeadersProtocol(H11Protocol):
     """The HTTP/1.1 protocol of uvicorn, with time limits against slow clients.
 
     A connection is closed if the headers of a request take more than ``HEADER_SECONDS``. For the first request, the
-    time starts with the connection; for a later request, with its first byte. A connection is also closed if the client
-    does not read the answer for ``HEADER_SECONDS``.
+    time starts with the connection. For a later request, the time starts with the request's first byte. A connection is
+    also closed if the client does not read the answer for ``HEADER_SECONDS``.
     """
 
     _stalled: asyncio.TimerHandle | None = None

@@ -22,12 +22,12 @@ class EnvironmentConfig(BaseModel):
     Empty: environments and tools run in the process of the run."""
 
     episodes: int = Field(default=256, ge=1)
-    """Maximum number of episodes of one worker at the same time. More attempts wait. Their time limit, episode_seconds,
-    includes the wait.
+    """Maximum number of episodes of one worker at the same time. Further attempts wait. The waiting time counts
+    toward the time limit of an attempt, episode_seconds.
     """
 
     stall_seconds: float = Field(default=60.0, gt=0)
-    """Longest time between two health reports of a worker that has requests, in seconds. If the next report is later,
+    """Longest time in seconds between two health reports of a worker that has requests. If the next report is later,
     all attempts on the worker fail, and are repeated on another worker. The worker gets no requests until it reports
     its health again.
     """

@@ -40,7 +40,7 @@ from agent_r1.training.monitor.state import MonitorState
 _log = logging.getLogger(__name__)
 
 MAX_WINDOW_STEPS = 3
-"""The circuit breaker counts failures in a window of recent attempts. This is the maximum size of the window in steps.
+"""The maximum size, in steps, of the window of recent attempts in which the circuit breaker counts failures.
 
 A short run would end before a larger window is full.
 """
@@ -52,8 +52,10 @@ MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
 
 
 class HealthMonitor:
-    """A monitor that checks each group before training, and each step afterwards. A problem leads to a warning or a
-    stop."""
+    """A monitor that looks for problems of a training run. A problem leads to a warning, or stops the run.
+
+    The monitor checks each group before the trainer uses the group, and each training step after the step has ended.
+    """
 
     def __init__(self, config: TrainConfig, updater: PolicyUpdater, recorder: Recorder, folder: Path) -> None:
         limits = config.monitor
@@ -82,7 +84,7 @@ class HealthMonitor:
         self._streaks: dict[str, int] = {}
 
     def on_group(self, selected: SelectedGroup) -> None:
-        """Check a group before it is trained on.
+        """Check a group before the trainer uses the group.
 
         Raises:
             RunStopped: :func:`check_group_integrity` found a problem, too many recent attempts failed, or a tool always
@@ -97,7 +99,10 @@ class HealthMonitor:
             raise self._stopped(diagnosis)
 
     def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[Finding, ...]:
-        """Check a step, and return the findings to report. ``served`` is the version in the engine after the update."""
+        """Check a training step, and return the findings to report.
+
+        ``served`` is the version of the engine's weights after the update.
+        """
         before, self._micro_tokens = self._micro_tokens, update.micro_tokens
         results = (
             check_weights(served, self._updater.publish().version),
@@ -148,7 +153,7 @@ class HealthMonitor:
         """Record the findings of the last step as warnings, and print them.
 
         Raises:
-            RunStopped: a check had findings in ``patience`` consecutive steps.
+            RunStopped: a check had findings in ``Finding.patience`` consecutive steps.
         """
         await self._recorder.record(*(LogEvent("warning", str(finding)) for finding in findings))
         for finding in findings:

@@ -10,14 +10,15 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor, saved in each checkpoint. Sequences are in the order of the steps.
+    """The state of a health monitor, saved in each checkpoint. The sequences are in the order of the training steps.
 
     Attributes:
         groups: the number of checked groups. The next group has this number as its id.
-        streaks: the number of consecutive steps with a finding, by check.
+        streaks: the number of consecutive steps with a finding, by the name of the check.
         start_entropies: the entropies of the first steps.
-        validation_warned: the best step when the monitor last warned about a falling validation score. 0: no warning.
-        proxies: (mean return, mean true reward) of the last steps; () without ``monitor.true_reward``.
+        validation_warned: the step with the best validation score at the time of the last warning that the score fell;
+            0 before the first warning.
+        proxies: (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``.
 
     Example:
         MonitorState(groups=16, gradient_norms=(0.42, 0.4), streaks={"logprob_gap": 2})

@@ -24,16 +24,19 @@ from agent_r1.training.devices import Hardware, gpus_per_server
 from agent_r1.training.placement.config import LOOPBACK, PlacementConfig
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""An environment variable of Ray. If it is 0 when Ray is imported, Ray listens only at 127.0.0.1, also on Linux.
+"""An environment variable of Ray. If the value is 0 when Ray is imported, Ray listens only at 127.0.0.1, also on Linux.
 
-An argument of Ray cannot do this, because Ray replaces loopback addresses in arguments.
+A loopback address as an argument of Ray has no effect, because Ray replaces the address.
 """
 
 TOKENS = "RAY_AUTH_MODE"
-"""An environment variable of Ray. If it is ``token``, Ray accepts only callers that know a token in the home folder."""
+"""An environment variable of Ray. If the value is ``token``, Ray accepts only callers that send a secret token.
+
+The token is stored in the home folder.
+"""
 
 OBJECT_STORE = 80 * 2**20
-"""The size of Ray's object store in bytes. A run does not use it, but Ray needs at least 75 MiB."""
+"""The size of Ray's object store in bytes. A run does not use the object store, but Ray needs at least 75 MiB."""
 
 CONNECT_SECONDS = 10.0
 
@@ -83,7 +86,7 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
     """Raise InvalidInput if a Ray cluster can never fulfill all requests. Ray itself would only wait.
 
-    Each process runs on a single node. ``nodes`` are the resources of each node, free or not.
+    Each process runs on a single node. ``nodes`` has the resources of each node, both used and free.
     """
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
@@ -134,14 +137,17 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks of the trainer. In ``requests``, the ranks have the first indices, followed by the
-        servers."""
+        """The number of ranks, which are the processes of the trainer.
+
+        The attribute ``requests`` begins with the resource requests of the ranks. The requests of the vLLM servers
+        follow.
+        """
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
-        """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``requests[index]``.
+        """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``self.requests[index]``.
 
-        The calls of the actor run in threads, so that a call that waits does not block other calls.
+        Calls of the actor run in threads, so that a waiting call does not block the next call.
         """
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         request = self.requests[index]
@@ -207,7 +213,7 @@ def _require_listener(address: str) -> None:
 
 @contextmanager
 def _kept_handler(number: int) -> Iterator[None]:
-    """Restore the handler of a signal after the block, because Ray replaces it in the main thread."""
+    """Restore the handler of the signal ``number`` after the ``with`` block, because Ray replaces the handler."""
     before = signal.getsignal(number)
     try:
         yield
