@@ -47,10 +47,10 @@ from agent_r1.trainer.single_process import describe_arithmetic, make_reference,
 class FsdpTrainer:
     """A trainer that runs in several processes, called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
 
-    Each rank keeps a part of all weights, gradients and moments, and computes the loss on a part of the sequences.
-    ``model`` itself stays whole in this process: :meth:`publish` copies the trained weights into it.
+    Each rank keeps a part of every weight, gradient and optimizer moment. Each rank computes the loss on a part of the
+    sequences. ``model`` stays whole in this process: :meth:`publish` copies the trained weights into ``model``.
 
-    Arguments and errors are the same as for :class:`agent_r1.trainer.single_process.SingleProcessTrainer`, and also:
+    See :class:`agent_r1.trainer.single_process.SingleProcessTrainer` for the other arguments and errors.
 
     Args:
         ranks: the processes of the ranks. :meth:`close` ends these processes.
@@ -152,7 +152,7 @@ class FsdpTrainer:
         self._call("sync_reference", alpha)
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Copy the weights of the ranks into the model of this process. Return an update that refers to this model."""
+        """Copy the weights of the ranks into the model of this process. Return this model, not a copy."""
         every = self._config.checksum_every
         checksum = self._current_checksum() if every > 0 and step % every == 0 else None
         return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._current_model())
@@ -197,7 +197,10 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Run the pass ``method`` of :class:`RankTrainer` on all ranks. Return one result per rank, in order."""
+        """Call the :class:`RankTrainer` method named ``method`` on each rank. Return one result per rank, in order.
+
+        Then update ``micro_tokens``, because the ranks reduce this number if memory runs out.
+        """
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]
         return results

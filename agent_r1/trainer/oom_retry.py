@@ -1,4 +1,4 @@
-"""The memory of passes: freed memory is given back, and passes in which memory ran out are repeated."""
+"""Memory of passes: freed memory goes back to the operating system, and passes that run out of memory are repeated."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class TokenBudget:
         The new ``self.tokens`` is half the size of the largest micro-batch in the failed pass.
 
         Args:
-            work: runs a pass. Its argument is the maximum number of tokens in a micro-batch. If memory runs out, it
-                raises the error of torch, or returns RanOut.
-            largest: returns the number of tokens in the largest micro-batch of the pass, for a given maximum. A block
-                (sequences that must be in the same micro-batch) is never divided, so this number can be above the
-                maximum.
+            work: runs a pass. Its argument is the maximum number of tokens in a micro-batch. If memory runs out,
+                ``work`` raises the error of torch, or returns RanOut.
+            largest: returns the number of tokens in the largest micro-batch of the pass. Its argument is the maximum
+                number of tokens in a micro-batch. The result can be above the maximum, because a block (sequences that
+                must be in the same micro-batch) is never divided.
             undo: clears the gradients of a failed pass.
 
         Raises:
@@ -97,7 +97,8 @@ def explain_oom(work: str) -> Iterator[None]:
 class RanOut:
     """The result of work in which memory ran out.
 
-    This result is a value, because the traceback of an exception would keep the tensors of the work in memory.
+    RanOut is a value, unlike the exception OutOfMemory. The traceback of an exception would keep the tensors of the
+    work in memory.
     """
 
     message: str
@@ -115,8 +116,8 @@ def is_oom(error: RuntimeError | MemoryError) -> bool:
 class FreedMemory:
     """Gives freed memory of the process back to the operating system, if the C library is glibc.
 
-    glibc keeps freed memory, but tensors of new sizes often do not fit into it. So the process would grow with each
-    step: a run of SmolLM2-135M held 20 GB after 16 steps.
+    glibc keeps freed memory, but tensors of new sizes often do not fit into the freed memory. So the process would grow
+    with each step: a run of SmolLM2-135M held 20 GB after 16 steps.
     """
 
     def __init__(self) -> None:
@@ -124,9 +125,9 @@ class FreedMemory:
         self._resident = 0 if _malloc_trim() is None else _resident_bytes()
 
     def give_back(self) -> None:
-        """Give back freed memory if the process has grown by more than ``KEPT`` bytes since memory was last given back.
+        """Give freed memory back to the operating system, if the process has grown by more than ``KEPT`` bytes.
 
-        Call this method after each pass.
+        The growth is counted from the last time that memory was given back. Call this method after each pass.
         """
         trim = _malloc_trim()
         if trim is not None and _resident_bytes() > self._resident + KEPT:

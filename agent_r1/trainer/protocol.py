@@ -29,10 +29,12 @@ class PreparedBatch:
     """A batch with everything that its loss needs, computed before the first forward and backward pass.
 
     Attributes:
-        batch: the tokens and the sequences. A minibatch has all tokens of the batch, but only some of its sequences.
+        batch: the N tokens, and the sequences of tokens that a pass reads. The batch can be limited to a minibatch, the
+            part that one optimizer step uses. Then ``batch.sequences`` is shorter, but all N tokens are still there.
         weights: advantages and loss weights. The loss weights are normalized over the whole batch.
         outputs: the outputs of the models before the update.
-        old_logprobs: (N,) log pi_old, for the importance ratio pi / pi_old. None: every ratio is 1.
+        old_logprobs: (N,) log pi_old, for the importance ratio pi / pi_old of each token. pi is the probability of the
+            token under the current policy, and pi_old the probability under an earlier policy. None: every ratio is 1.
     """
 
     batch: TrainingBatch
@@ -45,17 +47,17 @@ class PreparedBatch:
 class PassStats:
     """Statistics of one forward and backward pass. Tensors have no gradient and are on the CPU.
 
-    The policy predicted n tokens. If only the critic was trained, n is 0.
+    n is the number of tokens that the policy predicted. If only the critic was trained, n is 0.
 
     Attributes:
         loss: () sum of the losses of all micro-batches.
         metrics: terms of the loss by name, each summed over all micro-batches.
-        tokens: (n,) index of each token in the batch.
-        logprobs: (n,) log pi.
-        ratios: (n,) pi / pi_old.
-        entropy: (n,) entropy of the policy, in nats.
-        num_tokens: number of tokens that the models read, with prompts, without padding.
-        num_padded_tokens: number of tokens that the models read, with prompts and padding.
+        tokens: (n,) index in the batch of each predicted token.
+        logprobs: (n,) log pi, the log-probability of each predicted token.
+        ratios: (n,) importance ratio pi / pi_old of each predicted token (see ``PreparedBatch.old_logprobs``).
+        entropy: (n,) entropy of the policy at each predicted token, in nats.
+        num_tokens: number of tokens that the models read. Prompts count, and padding does not count.
+        num_padded_tokens: number of tokens that the models read. Prompts and padding count.
     """
 
     loss: Tensor
@@ -86,8 +88,8 @@ class TrainerState:
     """The state of training, without the policy's weights.
 
     Attributes:
-        tensors: optimizer moments, weights of the critic, and weights of a reference that is synchronized with the
-            policy. In a trainer with several processes, the tensors are in files (``TensorFiles``).
+        tensors: optimizer moments, weights of the critic, and weights of the reference if the algorithm changes the
+            reference during the run. In a trainer with several processes, the tensors are in files (``TensorFiles``).
         scalars: counters, coefficients and checksums.
     """
 
@@ -103,7 +105,7 @@ class Trainer(Protocol):
 
     @property
     def micro_tokens(self) -> int:
-        """The maximum number of tokens in a micro-batch. It is below the configured number if memory has run out."""
+        """The maximum number of tokens in a micro-batch: the configured number, or less if memory has run out."""
         ...
 
     @property
@@ -115,31 +117,35 @@ class Trainer(Protocol):
     def arithmetic(self) -> str:
         """A text that names the library for matrix products, and says how sequences share a common prefix.
 
-        Updates with different texts can have different rounding errors. Example: "products by PyTorch and no shared
-        prefixes".
+        If two trainers have different texts, the rounding errors of their updates can differ. Example: "products by
+        PyTorch and no shared prefixes".
         """
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU."""
+        """Return the log-probability that the model ``role`` gives to each of the batch's N tokens.
+
+        The result is (N,) float64 on the CPU.
+        """
         ...
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU."""
+        """Return the policy's entropy, in nats, at each of the batch's N tokens: (N,) float64 on the CPU."""
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each token: (N, k).
+        """Return the k tokens that the teacher finds most likely in the place of each of the batch's N tokens: (N, k).
 
-        k is ``count``, but at most the vocabulary size of policy and of teacher. Only tokens of the policy's vocabulary
-        are returned.
+        k is ``count``, but at most the vocabulary size of the policy and of the teacher. Only tokens of the policy's
+        vocabulary are returned.
         """
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
         """Return the critic's values of states, in float64 on the CPU.
 
-        There is a value for the state before each token (N,), and for the state after each turn's action (S,).
+        Each of the batch's N tokens has a value of the state before the token: (N,). Each of the batch's S turns has a
+        value of the state after the action of the turn: (S,).
         """
         ...
 
@@ -167,18 +173,19 @@ class Trainer(Protocol):
     def publish(self, number: int, step: int) -> WeightUpdate:
         """Return the policy's current weights as version ``number``, made by optimizer step ``step``.
 
-        The weights are not copied.
+        The result holds a model of the trainer, not a copy.
         """
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the policy's trained weights, which are given by name."""
+        """Replace the policy's trained weights. ``weights`` maps the name of each trained weight to its new tensor."""
         ...
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU, without the policy's weights.
+        """Return a copy of the trainer's state, without the policy's weights. The tensors of the copy are on the CPU.
 
-        A trainer with several processes writes the tensors to files in ``folder``, which need not exist.
+        A trainer with several processes writes the tensors of the copy to files in ``folder``. The folder is made if
+        there is no such folder. A trainer with one process does not use ``folder``.
         """
         ...
 
@@ -190,5 +197,5 @@ class Trainer(Protocol):
         ...
 
     def close(self) -> None:
-        """End the other processes of the trainer. Call no method of the trainer afterwards."""
+        """End all processes that the trainer has started. Call no method of the trainer afterwards."""
         ...

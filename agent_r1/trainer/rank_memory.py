@@ -1,8 +1,9 @@
 """Agreement of the ranks about memory: if memory runs out on one rank, all ranks repeat the pass.
 
-FSDP exchanges tensors between the ranks before and after each layer, and an exchange needs all ranks. So a rank whose
-memory runs out in a micro-batch must still take part in the later exchanges of the micro-batch: the rank runs the pass
-again, with a single token. Then all ranks drop the gradients of the pass, and repeat the pass in smaller micro-batches.
+A rank is one of the processes that compute together. FSDP exchanges tensors between the ranks before and after each
+layer, and an exchange needs all ranks. So a rank whose memory runs out in a micro-batch must still take part in the
+later exchanges of the micro-batch. For this purpose, the rank runs the micro-batch again with a single padding token
+instead of the real tokens. Then all ranks drop the gradients of the pass, and repeat the pass in smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PassAborted(Exception):
 
 
 class MemoryAgreement:
-    """The agreement of all ranks, after each micro-batch of a pass, on whether memory sufficed."""
+    """Lets all ranks know, after each micro-batch of a pass, whether memory ran out on one of the ranks."""
 
     def __init__(self, roots: Collection[nn.Module], device: torch.device) -> None:
         self._device = device
@@ -48,7 +49,7 @@ class MemoryAgreement:
                     module.set_custom_reduce_scatter(_ReduceScatter(self._exchanges))
 
     def micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """Yield the micro-batches on the device of the models. All ranks need the same number of micro-batches.
+        """Yield each micro-batch, copied to the device of the models. All ranks need the same number of micro-batches.
 
         After each micro-batch, raise PassAborted if memory ran out on another rank.
         """
@@ -66,8 +67,8 @@ class MemoryAgreement:
 
         Args:
             work: runs a pass over the micro-batches that :meth:`micro_batches` yields.
-            work_on_padding: runs the pass over one micro-batch of padding. It is called if memory ran out on this rank,
-                because the other ranks wait for this rank to exchange tensors.
+            work_on_padding: runs the pass over a single padding token. This function is called if memory ran out on
+                this rank. The other ranks cannot finish their micro-batch unless this rank exchanges tensors with them.
 
         Raises:
             OutOfMemory: memory ran out between two micro-batches, or in ``work_on_padding``. The caller then has to end
@@ -121,26 +122,30 @@ def _find_failure(message: str | None) -> RanOut | None:
 class _Exchanges:
     """A counter of the exchanges of tensors between the ranks in one micro-batch.
 
-    Each exchange needs all ranks. If memory runs out on this rank, the other ranks wait for this rank in their next
-    exchange. So this rank runs the pass again, with one token of padding.
+    An exchange ends only after all ranks have taken part. If memory runs out on this rank in a micro-batch, the other
+    ranks still need this rank in the later exchanges of the micro-batch. So this rank runs the micro-batch again, with
+    a single padding token instead of the real tokens. The only purpose is to take part in the later exchanges.
 
-    Example: memory ran out after 5 exchanges. The other ranks have finished these 5 exchanges. So the pass over padding
-    skips its first 5 exchanges, and takes part in all later ones.
+    Example: memory ran out on this rank after 5 exchanges. The other ranks have finished the same 5 exchanges. So this
+    rank, with the padding token, skips the first 5 exchanges and takes part in all later exchanges.
     """
 
     def __init__(self) -> None:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the number of exchanges to 0. Call this method at the beginning of each micro-batch."""
+        """Set the counter to 0. Call this method at the beginning of each micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Let the next pass, over padding, skip the exchanges of this micro-batch that this rank has finished."""
+        """Set the counter to 0, and skip as many of the next exchanges as this rank has finished in the micro-batch.
+
+        Call this method before the micro-batch is run again with a padding token (see the class).
+        """
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Run ``exchange``, which writes to ``output``, and return the result.
+        """Call ``exchange()``, which writes to ``output``, and return the result of the call.
 
         If the exchange must be skipped (see the class), write zeros to ``output`` and return None.
         """

@@ -23,7 +23,10 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""How many seconds to wait, after a rank failed, for the end of a different rank that caused the failure."""
+"""The number of seconds to wait, after one rank has failed, for the end of a second rank.
+
+The end of the second rank can be the cause of the failure, even if the end is noticed after the failure.
+"""
 
 
 class RankFailed(AgentR1Error):
@@ -58,10 +61,11 @@ class _End:
 
 
 class _Endings:
-    """A list of the rank processes that have ended. :meth:`cause` finds the process that ended first.
+    """A list of the rank processes that have ended. :meth:`cause` finds the rank that made the other ranks end.
 
-    If a rank ends, the other ranks lose their connections to this rank, and can abort. An abort can be noticed earlier
-    than the first end. So the first process in the list is not always the cause.
+    If a rank crashes, the other ranks lose their connections to the crashed rank. Then the other ranks can abort with
+    the signal SIGABRT. Sometimes an aborted rank gets into the list before the crashed rank. So the first rank in the
+    list is not always the cause.
     """
 
     def __init__(self) -> None:
@@ -151,7 +155,8 @@ LOCAL_RANKS = LocalRanks()
 class RankGroup(Generic[T]):
     """A group of processes (ranks). Each rank holds an object, and all ranks run the same requests on their objects.
 
-    If a request fails on one rank, all ranks end. ``device`` is ``cpu`` or ``cuda``.
+    :meth:`start` makes the objects, and :meth:`call` runs a request. If a request fails on one rank, all ranks end.
+    ``device`` is ``cpu`` or ``cuda``.
     """
 
     def __init__(self, ranks: int, device: str, launcher: RankLauncher = LOCAL_RANKS) -> None:
@@ -175,16 +180,16 @@ class RankGroup(Generic[T]):
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Make the object of each rank. The new object replaces the old one."""
+        """Call ``make()`` on each rank. The result is the object of the rank, and replaces an earlier object."""
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
-        """Call ``request(object)`` on each rank, and return the results in the order of the ranks.
+        """Call ``request`` on each rank, with the object of the rank. Return the results in the order of the ranks.
 
         Raises:
             AgentR1Error: the request raised this error on a rank.
             RankDied: the process of a rank ended.
-            RankFailed: the request raised a different exception on a rank.
+            RankFailed: the request raised an exception that is no AgentR1Error.
         """
         return self._request(request)
 

@@ -29,7 +29,7 @@ MASKED = "no token has a policy loss: all are masked or rejected"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerStep:
-    """The data of one optimizer step. ``trajectories`` holds the batch indices of the trajectories in its minibatch."""
+    """The data of one optimizer step. ``trajectories`` holds the indices of the trajectories that the step used."""
 
     modules: frozenset[Module]
     trajectories: frozenset[int]
@@ -52,7 +52,8 @@ Outcome = Trained | Excluded
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
     """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
 
-    ``prefix`` is the number of tokens that were read once for all passes. No two passes may predict the same token.
+    ``prefix`` is the number of tokens in a common prefix, which was read only once for all passes. No two passes may
+    predict the same token.
     """
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
@@ -96,7 +97,9 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(
     prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int, algorithm: Algorithm
 ) -> dict[str, float]:
-    """Return the metrics of the optimizer steps over a batch, such as:
+    """Return the metrics of the optimizer steps over a batch.
+
+    ``version`` is the version of the policy's weights before the steps. Some of the metrics are:
 
     - ``staleness``: ``version`` minus the version of the oldest weights that sampled a token of the batch.
     - ``model_tokens``: number of tokens that the models read in the first epoch, without padding. A shared prefix
@@ -105,15 +108,15 @@ def pass_metrics(
     - ``skipped_steps``: number of steps in which the loss or a gradient was not finite.
     - ``policy_loss``, other terms of the loss, and ``policy_gradient_norm``: means over the applied steps.
 
-    If the policy ran:
+    The next metrics are missing if the steps trained only the critic:
 
     - ``entropy``: mean entropy, in nats, over the action tokens that the policy read.
-    - ``first_ratio_deviation``: largest |pi / pi_old - 1| before any weight changes.
+    - ``first_ratio_deviation``: largest |ratio - 1| of a token before any weight changes. The ratio is the importance
+      ratio pi / pi_old.
     - ``logprob_gap``: largest absolute difference between trainer and sampler in the log-probability of an action
-      token, before any weight changes. For a stale batch, this includes the change of the policy since sampling.
-    - ``logprob_gap_mean``: mean of these absolute differences.
-
-    ``version`` is the version of the policy's weights before the steps.
+      token, before any weight changes. If older weights sampled a token, the difference includes the change of the
+      policy since then.
+    - ``logprob_gap_mean``: mean of the same absolute differences.
     """
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
@@ -152,9 +155,10 @@ def pass_metrics(
 
 
 def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Tensor:
-    """Return the policy's entropy at each token of the batch, from the first of ``passes`` that read the token: (N,).
+    """Return the policy's entropy at each of the batch's N tokens: (N,).
 
-    The entropy is NaN at tokens that no pass read.
+    If several passes read a token, the entropy is from the first of these passes. If no pass read a token, the entropy
+    is NaN.
     """
     entropy = torch.full((len(prepared.batch.ids),), math.nan, dtype=torch.float64)
     for one in reversed(passes):
@@ -163,10 +167,10 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities): the policy's log-probabilities of n tokens before the update, (n,) each.
+    """Return (tokens, log-probabilities) of n tokens, (n,) each: indices in the batch, and log pi before the update.
 
-    ``tokens`` holds the indices of the n tokens in the batch. If an extra pass ran before the update, these are all
-    tokens of the batch. Otherwise they are the tokens of ``first``, the first pass of the update.
+    pi is the policy. If an extra pass read the batch before the update, the n tokens are all tokens of the batch.
+    Otherwise the n tokens are the tokens of ``first``, the first pass of the update.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -176,12 +180,13 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     """Return metrics of the reference, the teacher, the critic and the importance weights, if the algorithm has them.
 
     - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
+    - ``kl_coefficient``: coefficient of the KL divergence in this update.
     - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
     - ``correction/effective_share``: effective sample size of the action tokens, divided by the number of these
       tokens. The weights of the tokens are the importance weights of the algorithm's ``correction``.
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
-    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G) over the tokens with a target G, with the critic's value V
-      before the update; missing if all targets are equal.
+    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G). G is the critic's target at a token, and V is the critic's
+      value at the token before the update. Tokens without a target are left out. Missing if all targets are equal.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -206,20 +211,25 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
 
 
 def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
-    """Return the mean of log(sampler / reference) over the action tokens: the k1 estimate of the KL divergence.
+    """Return the KL divergence of the sampler's policy from the reference policy: the mean over the action tokens.
 
-    ``reference`` (N,) holds the log-probabilities under the reference policy.
+    The k1 estimate is used: log(probability under the sampler / probability under the reference).
+    ``reference`` (N,) holds the log-probabilities of the batch's N tokens under the reference policy.
     """
     return float((batch.sampler_logprobs - reference)[batch.action_mask].mean())
 
 
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
-    """Return the outcome of each attempt of the batch.
+    """Return the outcome of each attempt of the batch: ``Trained``, or ``Excluded`` with a reason.
 
-    An attempt is ``Trained`` if one of its tokens has a policy loss, and an applied optimizer step of the policy used
-    the attempt. If ``steps`` has no step of the policy, an applied step of the critic is enough.
+    An attempt is ``Trained`` if both conditions hold:
 
-    ``without_loss`` is the reason that is reported for an attempt in which no token has a policy loss.
+    - At least one token of the attempt has a policy loss.
+    - An applied optimizer step of the policy used the attempt. If ``steps`` has only steps of the critic, an applied
+      step of the critic used the attempt.
+
+    ``without_loss`` is the reason for an attempt that does not meet the first condition, unless the batch already has a
+    reason for the attempt (``loss_excluded``).
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps
@@ -255,10 +265,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return token records of the first ``groups`` groups that the optimizer steps used.
+    """Return the records of the action tokens in the first ``groups`` groups that the optimizer steps used.
 
-    All ``samples`` of these groups are recorded: one record for each turn that has action tokens. ``samples`` are in
-    the order of the batch's trajectories.
+    Each turn that has action tokens gives one record. ``samples`` holds one sample for each trajectory of the batch, in
+    the same order.
     """
     if not groups:
         return ()

@@ -50,7 +50,10 @@ class OneForward(nn.Module):
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
-    """Divide the weights of a model among the ranks in place. Return the module whose ``forward`` gathers weights."""
+    """Divide the weights of ``model`` among the ranks, in place. Return a new module that contains ``model``.
+
+    Run each pass of the model by a call of the new module, whose ``forward`` gathers the divided weights.
+    """
     root = OneForward(model)
     if dtype != "float32":
         compute_float32_logits(model)
@@ -60,7 +63,7 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneFo
 
 
 def shard_critic(critic: ValueModel, mesh: DeviceMesh, dtype: Dtype) -> None:
-    """Divide the weights of a critic among the ranks in place.
+    """Divide the weights of ``critic`` among the ranks, in place.
 
     The backbone computes in ``dtype``, and the head in the data type of its weights.
     """
@@ -93,7 +96,7 @@ def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 
 
 def like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Divide a whole tensor among the ranks like ``target``, and return the divided tensor.
+    """Divide the whole tensor ``tensor`` among the ranks in the same way as ``target``. Return the divided tensor.
 
     The result has the data type and the device of ``target``. If ``target`` is not divided, return ``tensor``
     unchanged.
@@ -105,7 +108,10 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def own_rows(tensor: DTensor) -> Rows:
-    """Return the rows of a divided tensor that this rank holds, with the place of the rows in the tensor."""
+    """Return the rows of ``tensor`` that this rank holds, with their place in the whole tensor.
+
+    ``tensor`` is divided among the ranks by rows.
+    """
     assert tensor.placements == (Shard(0),)
     rows, total = tensor.to_local().detach(), tensor.shape[0]
     size = math.ceil(total / tensor.device_mesh.size())
@@ -127,7 +133,8 @@ def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
     """Return a list of blocks for each rank, so that all ranks have about the same number of tokens.
 
-    Each block, the longest first, goes to the rank with the fewest tokens so far. The list of a rank can be empty.
+    A block is a list of sequences that must be in the same micro-batch. Each block, the longest first, goes to the rank
+    with the fewest tokens so far. The list of a rank can be empty.
     """
     sizes = [sum(map(len, block)) for block in blocks]
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -161,7 +168,7 @@ class ShardedModelSet(ModelSet):
 
     All ranks must run the same passes together, each with the same number of micro-batches.
 
-    ``roots`` holds, for each model, the module whose ``forward`` gathers the weights of the model.
+    ``roots`` maps each model to the result of :func:`shard_model`, through which the passes of the model run.
     """
 
     roots: Mapping[nn.Module, OneForward]
@@ -186,9 +193,10 @@ class ShardedModelSet(ModelSet):
 
 
 class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank, for passes over one micro-batch of padding.
+    """The sharded models of one rank. Each pass reads a single padding token, instead of the sequences.
 
-    A rank whose memory ran out runs such a pass, because the other ranks wait for the rank to exchange tensors.
+    A rank runs such a pass if its memory ran out in a micro-batch. The only purpose is to take part in the exchanges of
+    tensors: the other ranks cannot finish the micro-batch without these exchanges.
     """
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:

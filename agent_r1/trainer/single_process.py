@@ -128,7 +128,10 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
-        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible."""
+        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible.
+
+        Raises InvalidInput if sharing is impossible, although the setting ``share_prefixes`` is "on".
+        """
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
             return None
@@ -212,7 +215,8 @@ class SingleProcessTrainer:
     def state(self, folder: Path | None = None) -> TrainerState:
         """Return a copy of the trainer's state on the CPU. ``folder`` is not used.
 
-        The state contains the reference's weights only if the reference is synchronized with the policy.
+        The state contains the weights of the reference model only if the algorithm changes these weights during the
+        run.
         """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
@@ -280,7 +284,7 @@ class SingleProcessTrainer:
 
 
 def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
-    """Return the reason why the models cannot share prefixes, or None if they can."""
+    """Return the reason why the models cannot share prefixes, or None if the models can share prefixes."""
     if config.critic_reads_logprobs and "critic" in algorithm.needs:
         return "the critic reads log-probabilities, which differ between attempts with equal tokens"
     refused = [model for model in models if not supports_tree_mask(model)]

@@ -71,11 +71,12 @@ class UpdateReport:
     Attributes:
         step: the index of the update, from 1.
         version: the version of the policy's weights after the update.
-        outcomes: the outcome of each attempt of the groups that the update was called with. This includes greedy
-            attempts, and failed attempts that were replaced by a new attempt.
-        micro_tokens: the maximum number of tokens in a micro-batch after the update.
-        token_records: records of turns with action tokens, for the attempts of a few of these groups (setting
-            ``record_tokens``).
+        outcomes: the outcome of each attempt in the groups of the update. Greedy attempts, and failed attempts that
+            were replaced by a new attempt, have an outcome too.
+        micro_tokens: the maximum allowed number of tokens in a micro-batch. If memory ran out in the update, this
+            number is smaller than before the update.
+        token_records: numbers for each action token of a few groups, such as the entropy. Each record has the tokens of
+            one turn. The setting ``record_tokens`` determines the number of groups.
     """
 
     step: int
@@ -87,7 +88,7 @@ class UpdateReport:
 
 
 class PolicyUpdater:
-    """A service that trains a policy on groups of trajectories, through a trainer.
+    """A service that trains a policy on groups of attempts. ``trainer`` computes the gradients and the optimizer steps.
 
     Args:
         reward_weights: the weight of each reward by name. A reward without an entry has weight 1.
@@ -141,7 +142,8 @@ class PolicyUpdater:
     def select(self, group: Group) -> SelectedGroup:
         """Divide the attempts of a group into trainable and excluded attempts.
 
-        Call this method when the group arrives. The rewards are combined with the reward weights of the next update.
+        Also compute the return of each trainable attempt: the sum of its rewards, each times its reward weight in the
+        next update. Call this method when the group arrives, before the next :meth:`update`.
         """
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)
@@ -199,11 +201,7 @@ class PolicyUpdater:
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self._trainer.micro_tokens, records)
 
     def publish(self) -> WeightUpdate:
-        """Return the policy's current weights, without copying them.
-
-        If a checksum is due (setting ``checksum_every``), the first call after a change of the weights computes the
-        checksum.
-        """
+        """Return the policy's current weights and their version. The weights are not copied."""
         if self._published is None:
             self._published = self._trainer.publish(self._version, self._step)
         return self._published
@@ -215,7 +213,7 @@ class PolicyUpdater:
         self._published = None
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the state of updater and trainer, without the policy's weights (see ``Trainer.state``)."""
+        """Return a copy of the state of updater and trainer, without the policy's weights. See ``Trainer.state``."""
         state = self._trainer.state(folder)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}

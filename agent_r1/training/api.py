@@ -82,16 +82,17 @@ class Trainer:
 
     Args:
         env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
-        tasks: the tasks. Training uses the split "train". If ``evaluate_every`` is set, the split "validation"
-            determines the best step. Each other split is a column of the result table.
-        eval_tasks: tasks for the evaluation. A task of the split "train" (the default) gets the split "test".
+        tasks: the tasks. Training uses the tasks of the split "train", which is the default split of a task. If
+            ``evaluate_every`` is set, the split "validation" determines the best step. Each other split is a column of
+            the result table.
+        eval_tasks: tasks for the evaluation only. If the split of such a task is "train", the split becomes "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
         agent: an agent program (``docs/gateway.md``): a function of base URL, API key and task, or "FILE.py:NAME".
         callbacks: functions that take the :class:`StepReport` of each step. An exception stops the run.
         progress: the display of the progress, on stderr by default.
-        placement: factories of engine and trainer. Default: as the settings say.
+        placement: functions that make the engine and the trainer. By default, the settings determine both.
         settings: fields of :class:`~agent_r1.training.config.TrainConfig`, for example ``steps=20,
             trainer={"learning_rate": 1e-5}``.
 

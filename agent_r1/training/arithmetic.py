@@ -17,7 +17,7 @@ from agent_r1.training.checkpoint.restore import INEXACT
 from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 
 UPDATE = "update"
-"""The kind of the event that names the implementation of updates, such as "products by oneDNN and prefixes shared"."""
+"""The kind of the event that names the implementation of updates. The text of the event is ``Trainer.arithmetic``."""
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
@@ -58,13 +58,14 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return two events if the implementation has changed; () if ``now`` equals ``before``.
+    """Return two events if ``now`` differs from ``before``; () otherwise.
+
+    - The first event has the kind ``kind`` and the text ``now``.
+    - The second event warns that results differ in their last bits. Its text begins with ``report``.
 
     Args:
-        kind: the kind of the first event, whose text is ``now``.
-        report: the beginning of the second event's text, which warns that results differ in their last bits.
-        now: the name of the present implementation.
-        before: the name of the implementation that the run has recorded.
+        now: the name of the implementation (of decode steps or updates) that the resumed run uses.
+        before: the name of the implementation that the run used before, as recorded.
     """
     if now == before:
         return ()

@@ -75,15 +75,19 @@ def _reaches(total: float | None, expected: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailure:
-    """A problem that ``agent-r1 check`` found: a solution earned wrong rewards, or a task lacks something.
+    """A problem that ``agent-r1 check`` found in a task or in one of its reference solutions.
+
+    Each task needs gold (right) solutions, wrong solutions, and expected rewards.
 
     Attributes:
         task: the id of the task.
-        solution: the name of the solution, or what the task lacks: "gold", "wrong" or "expected_rewards".
-        reason: the problem.
+        solution: the name of the reference solution. If the task lacks something, ``solution`` names the missing thing:
+            "gold", "wrong" or "expected_rewards".
+        reason: a text about the problem.
 
     Example:
         CheckFailure("test/7", "the answer", "gold, but earned em 0 of 1")
+        CheckFailure("test/8", "wrong", "it has no wrong solution")
     """
 
     task: str
@@ -160,7 +164,9 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the names of all splits that have tasks, or only ``taskset.whole`` if this split contains all tasks.
+    """Return the names of all splits that have tasks. If ``taskset.whole`` is set, return only this split.
+
+    ``taskset.whole`` is the name of a split that contains all tasks.
 
     Example:
         ("train", "validation", "style-a", "style-b", "three-hop")

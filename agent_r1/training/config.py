@@ -172,12 +172,13 @@ class RunConfig(TasksetConfig):
     """Time limit of each scorer for a group in seconds. If a scorer takes longer, the group is dropped."""
 
     pass_k: int = Field(default=0, ge=0)
-    """k of pass@k, the probability that at least one of k sampled attempts is right; 0: not measured. Also gives
-    pass@1, the majority vote and the likeliest attempt. Training measures the base model, on at most 50 questions per
-    split."""
+    """Number k for pass@k, the probability that at least one of k sampled attempts is right; 0: no pass@k. The same
+    attempts also give pass@1 and the scores of the majority vote and of the likeliest attempt. A training run computes
+    pass@k only of the base model, on at most 50 questions per split."""
 
     pass_attempts: int = Field(default=0, ge=0)
-    """Sampled attempts per question, for estimating pass@1 and pass@k. At least pass_k; 0: pass_k attempts."""
+    """Number of sampled attempts per question, from which pass@1 and pass@k are estimated. 0: as many as pass_k. Any
+    other number must be at least pass_k."""
 
     retries: int = Field(default=2, ge=0)
     """Maximum number of retries of an attempt if the environment or the engine fails."""
@@ -187,7 +188,7 @@ class RunConfig(TasksetConfig):
 
     tf32: bool = False
     """Whether GPUs multiply float32 matrices in TF32, with 11 instead of 24 significant bits. Then larger differences
-    between engine and trainer count as rounding errors. No effect on a CPU, and on servers of other processes."""
+    between engine and trainer count as rounding errors. No effect on CPUs or on inference servers such as vLLM."""
 
     threads: int = Field(default=1, ge=1, le=256)
     """Number of torch threads. Runs with different numbers of threads are not bit-identical."""
@@ -214,8 +215,8 @@ class GuidedConfig(RunConfig):
     section: ClassVar[str] = "Model and rollout"
 
     decode: DecodeConfig = DecodeConfig()
-    """Guidance of actions by a critic. Training samples guided attempts; evaluation compares guided with plain
-    decoding."""
+    """Guidance of actions by a critic. In a training run, the critic guides the attempts that are trained on. In an
+    evaluation, the table of results gets one more row, for the agent with guidance."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Workers: other machines that run the environments and tools."""

@@ -148,7 +148,10 @@ async def measure_pass_at_k(
 
 
 def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell:
-    """Return the results of a method on a split, from the sampled attempts at each question."""
+    """Return the mean scores of the sampled attempts at ``questions``: pass@1, pass@k and related measures.
+
+    ``questions`` has a list for each question: the sampled attempts at the question.
+    """
     em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
     ones = [statistics.fmean(scores) for scores in em]
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
@@ -171,7 +174,7 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
-    """Return the method in which ``values`` guide the agent's choice of actions or tokens."""
+    """Return a method in which ``agent`` acts in ``env``, and ``values`` guide the choice of actions or tokens."""
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)
@@ -179,7 +182,9 @@ def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeC
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return the retriever's measures by evaluation split; {} if the task set has none.
+    """Return measures of the task set's retriever, such as its recall, for each evaluation split.
+
+    Splits without measures are left out. If ``taskset.retrieval`` is None, the result is {}.
 
     Example:
         {"test": {"recall@5": 0.62}}
@@ -214,7 +219,7 @@ async def make_table(
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} if it has none."""
+    """Return the task set's own measures of scored attempts, such as {"fix_rate": 0.4}; {} without such measures."""
     return {} if taskset.measures is None else taskset.measures(trajectories)
 
 
@@ -228,7 +233,7 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
-    """Return the table of ``agent-r1 eval``.
+    """Evaluate the methods, and return the result table of ``agent-r1 eval``.
 
     If ``config.model`` is a run, the table compares the run's base model with its trained model. If ``placement`` is
     None, the settings determine the placement.

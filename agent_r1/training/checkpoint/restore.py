@@ -57,11 +57,12 @@ def initial_state(updater: PolicyUpdater) -> ResumeState:
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
     """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
 
-    Without a checkpoint, policy and updater keep their initial model. Newer corrupt checkpoints are renamed.
+    If the run has never saved a checkpoint, ``policy`` and ``updater`` are unchanged, and the run restarts from step 0.
+    Corrupt checkpoints that are newer than the loaded checkpoint are renamed.
 
     Raises:
-        InvalidInput: ``policy`` has different initial weights from the run; the checkpoint is of a different model; or
-            all checkpoints are lost.
+        InvalidInput: the run did not begin with the weights of ``policy``; the checkpoint is of a different model;
+            or the run has saved checkpoints, but all of them are corrupt or removed.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:

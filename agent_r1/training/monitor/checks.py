@@ -253,7 +253,7 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
     """Yield warnings about failures that do not stop the run.
 
     - All recent calls of a tool failed, but for different causes.
-    - Too many attempts failed, but there were too few attempts to judge the run.
+    - Many of the first attempts failed. The run is not stopped yet, because only few attempts have ended.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"

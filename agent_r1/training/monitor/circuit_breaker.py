@@ -91,7 +91,7 @@ def normalize_reason(reason: str) -> str:
 class CircuitBreakerState:
     """The state of a circuit breaker: the recent attempts, and the recent calls of each tool, oldest first.
 
-    An attempt or call that did not fail is None.
+    An attempt or a call that did not fail is stored as None.
 
     Example:
         CircuitBreakerState((None, FailedAttempt(..)), {"search": (FailedToolCall(..), None)})
@@ -145,7 +145,7 @@ class CircuitBreaker:
     def tools_failing_for_several_causes(self) -> Iterator[tuple[str, int]]:
         """Yield (name, number of causes) for each tool whose recent calls all failed, but for different causes.
 
-        These failures can be errors of the agent, so they do not stop the run.
+        Such failures do not stop the run, because they can be errors of the agent.
         """
         for name in self._calls:
             causes = {call.cause for call in self._failed_calls(name)}
@@ -153,9 +153,10 @@ class CircuitBreaker:
                 yield name, len(causes)
 
     def early_failures(self) -> tuple[int, int] | None:
-        """Return (failed attempts, all attempts) if the run is new and too many attempts failed; None otherwise.
+        """Return (failed attempts, ended attempts) if too many attempts failed at the beginning of the run.
 
-        A run is new while fewer than ``window`` attempts have ended. Too many: more than ``share`` of these attempts.
+        Return None if at least ``window`` attempts have ended, or if the number of failed attempts is at most ``share``
+        times the number of ended attempts. A failed attempt is also an ended attempt.
         """
         failed, seen = sum(attempt is not None for attempt in self._attempts), len(self._attempts)
         return (failed, seen) if seen < self._window and failed > self._share * seen else None

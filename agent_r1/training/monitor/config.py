@@ -33,12 +33,13 @@ class MonitorConfig(BaseModel):
     A run of at most this many steps in total only gets the warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
-    """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: 0.001, or
-    0.01 or 1 if the trainer computes in TF32 or bfloat16."""
+    """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: the limit
+    is 0.001 if the trainer computes in float32, 0.01 in TF32, and 1 in bfloat16."""
 
     logprob_gap: float | None = Field(default=None, gt=0)
     """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
-    newest weights. None: 0.01, or 0.5 or 1 if one of the two computes in TF32 or bfloat16."""
+    newest weights. None: the limit is 0.01 if engine and trainer compute in float32, 0.5 if one computes in TF32, and 1
+    if one computes in bfloat16."""
 
     gradient_spike: float = Field(default=10.0, gt=1)
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
@@ -60,16 +61,21 @@ class MonitorConfig(BaseModel):
     check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Number of steps in each of the two periods that are compared to check true_reward: the last steps, and the
-    earlier steps with the highest mean true reward."""
+    """Length in steps of the two periods that are compared to check true_reward. One period has the last steps. The
+    second period has the earlier consecutive steps with the highest mean true reward."""
 
     def ratio_limit(self, trainer: ProductPrecision) -> float:
-        """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or the default for this precision."""
+        """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or a default limit.
+
+        If ``ratio_deviation`` is None, the default limit for the precision ``trainer`` is returned. ``trainer`` is the
+        precision in which the trainer computes.
+        """
         return self.ratio_deviation or RATIO_LIMITS[trainer]
 
     def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
         """Return the limit of the difference between a token's log-probabilities in engine and trainer.
 
-        The limit is ``logprob_gap``, or the default for these precisions.
+        The limit is ``logprob_gap``. If ``logprob_gap`` is None, the limit depends on the precisions in which trainer
+        and engine compute: ``trainer`` and ``engine``.
         """
         return self.logprob_gap or max(GAP_LIMITS[trainer], GAP_LIMITS[engine])
