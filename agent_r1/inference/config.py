@@ -37,15 +37,15 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     python: str = ""
-    """Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. The run then starts
-    engine.replicas servers on loopback, and stops them at its end."""
+    """Path of the Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this setting,
+    the run starts engine.replicas servers on loopback, and stops the servers when the run ends."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
     """Addresses of running servers, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md lists the
     options that these servers need."""
 
     arguments: str = ""
-    """More arguments of each server that the run starts, as on a command line: "--tensor-parallel-size 2"."""
+    """Further command-line arguments for each server that the run starts, such as "--tensor-parallel-size 2"."""
 
     devices: tuple[str, ...] = ()
     """GPUs of the servers that the run starts: one entry per server, separated by commas. "1,2" is one GPU for each of
@@ -60,12 +60,12 @@ class VllmConfig(BaseModel):
     """Time limit for the start of the servers, in seconds."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until an
-    update of its weights succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
+    until an update of its weights succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
-    an update of its weights succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
+    requests until an update of its weights succeeds."""
 
     @field_validator("urls")
     @classmethod
@@ -93,12 +93,12 @@ class SglangConfig(BaseModel):
     setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
 
     update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A slower server gets no requests until an
-    update of its weights succeeds."""
+    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
+    until an update of its weights succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A slower server gets no requests until
-    an update of its weights succeeds."""
+    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
+    requests until an update of its weights succeeds."""
 
 
 class EngineConfig(BaseModel):
@@ -118,20 +118,21 @@ class EngineConfig(BaseModel):
     room. A vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. If the memory is full, sequences wait. If PyTorch computes the decode steps
-    (see ``engine.decode_step``), each session takes the memory of a whole context. Without this setting, the cache
-    gets: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory; on a vLLM server,
-    the server's own default."""
+    """Memory for the KV cache, in GiB. If the memory is full, sequences wait. If PyTorch computes the decode steps (see
+    ``engine.decode_step``), each session takes memory for the largest possible number of tokens. Without this setting,
+    the cache gets: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory; on a vLLM
+    server, the server's own default."""
 
     backend: Backend = "embedded"
     """Where tokens are generated. ``embedded``: in the process of the run. ``vllm``: on vLLM servers. ``sglang``: on
     SGLang servers (not tested with real servers yet)."""
 
     decode_step: DecodeStep = "auto"
-    """Implementation of the embedded engine's decode steps: ``native`` (C++), ``torch`` (PyTorch), or ``auto``. The C++
-    code is compiled on first use. It supports Llama-like models in float32 on a CPU. ``auto`` selects ``native`` if the
-    C++ code supports the model, and the model has at most 20 million parameters (200 million on AMD processors with
-    AVX-512, with one thread). Otherwise, ``auto`` selects ``torch``."""
+    """How the embedded engine computes decode steps: ``native`` (in C++), ``torch`` (in PyTorch), or ``auto``. The C++
+    code is compiled on first use. The C++ code supports Llama-like models in float32 on a CPU. ``auto`` selects
+    ``native`` if the C++ code supports the model, and the model has at most 20 million parameters. On an AMD processor
+    with AVX-512, if the run has one thread, the limit is 200 million parameters. In all other cases, ``auto`` selects
+    ``torch``."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""
@@ -210,8 +211,9 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the candidates if the policy samples greedily (at temperature 0). Only the first candidate is then
-    sampled greedily. The others need a temperature above 0 to differ. Not used if ``decode.method`` is ``token``."""
+    """Sampling temperature of all candidates except the first, if the policy's own temperature is 0. The first
+    candidate keeps the temperature 0. More candidates with the temperature 0 would be copies of the first candidate.
+    Not used if ``decode.method`` is ``token``."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct

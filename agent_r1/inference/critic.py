@@ -20,10 +20,11 @@ from agent_r1.model.value_head import ValueModel
 
 @dataclass(slots=True)
 class TokenTree:
-    """The continuations of a context as a tree of tokens. Tokens that several continuations share occur once.
+    """The continuations of a context as a tree of tokens. A prefix that several continuations share occurs once.
 
-    Node 0, the root, is the last token of the context. The descendants of a node follow the node directly. ``ends``
-    holds the last node of each continuation.
+    Node 0, the root, is the last token of the context. In the lists, the descendants of a node come directly after the
+    node. ``parents`` holds the index of each node's parent, and -1 for the root. ``ends`` holds the index of the last
+    node of each continuation.
 
     Example:
         the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
@@ -37,8 +38,8 @@ class TokenTree:
     def add(self, branch: ScoredTokens, children: dict[tuple[int, int], int]) -> None:
         """Add the continuation ``branch`` to the tree.
 
-        ``children`` maps (index of a node, token) to the index of the child with this token. Pass the same dictionary
-        in each call for a tree, empty at first.
+        ``children`` maps (index of a node, token) to the index of the node's child with this token. Make one empty
+        dictionary for a tree, and pass this dictionary in each call. The method adds the new nodes to the dictionary.
         """
         node = 0
         for token, logprob in zip(branch.token_ids, branch.logprobs, strict=True):
@@ -57,7 +58,7 @@ class TokenTree:
         return depths
 
     def subtree_ends(self) -> list[int]:
-        """Return, for each node, the first index after its subtree."""
+        """Return, for each node, the index after the last node of the node's subtree."""
         ends = [node + 1 for node in range(len(self.parents))]
         for node in range(len(ends) - 1, 0, -1):
             ends[self.parents[node]] = max(ends[self.parents[node]], ends[node])
@@ -65,7 +66,10 @@ class TokenTree:
 
 
 def make_tree(last: ScoredTokens, branches: Sequence[ScoredTokens]) -> TokenTree:
-    """Return the tree of the continuations ``branches`` below the root ``last``, the last token of the context."""
+    """Return a tree of tokens that contains all ``branches``, the continuations of a context.
+
+    ``last`` holds one token: the last token of the context. This token becomes the root of the tree.
+    """
     tree, children = TokenTree([*last.token_ids], [*last.logprobs], [-1]), dict[tuple[int, int], int]()
     # In the order of their tokens, so that the descendants of a node follow it without a gap.
     order = sorted(range(len(branches)), key=lambda index: branches[index].token_ids)
@@ -103,9 +107,10 @@ class Critic:
     def _values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
         """Return the value of the state after each branch. A branch is a continuation of ``context``.
 
-        The keys and values of the first S tokens of the context are cached. The forward pass reads the other C tokens
-        of the context and the tokens of the branches. The branches are a :class:`TokenTree` with n nodes. Its root is
-        the last token of the context. C and n both count this token, so the pass reads C - 1 + n tokens.
+        The numbers S, C and n count tokens. The KV cache already has the first S tokens of the context. C is the number
+        of the remaining tokens of the context. The branches form a :class:`TokenTree` with n nodes. The root of the
+        tree is the last token of the context, so C and n both count this token. The forward pass reads C - 1 + n
+        tokens.
         """
         prefix = self._prefixes.setdefault(session_id, CachedPrefix())
         prefix.keep(context.token_ids[:-1])

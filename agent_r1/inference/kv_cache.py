@@ -1,11 +1,11 @@
 """The KV cache: keys and values of many sequences, in blocks of slots.
 
 A block has R rows. Each row is a slot: the place of one sequence. For each layer, a block has one tensor of keys and
-one tensor of values. A decode step runs on whole blocks, so all shapes are fixed. Therefore, a sequence gets the same
-bits whether it is computed alone or in a batch.
+one tensor of values. A decode step runs on whole blocks, so all shapes are fixed. Therefore, the results of a sequence
+have the same bits whether the sequence is computed alone or in a batch.
 
 A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
-(``inference.lazy_memory``). vAttention has the same idea for GPUs (arXiv 2405.04437).
+(``inference.lazy_memory``). vAttention does the same on GPUs (arXiv 2405.04437).
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).
@@ -41,11 +41,12 @@ VALUE_CHUNK = 256
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the matrix product of attention weights (.., N, L) and values (.., L, D): (.., N, D).
+    """Return the matrix product of ``weights`` (.., N, L) and ``values`` (.., L, D), with the shape (.., N, D).
 
-    A sequence with fewer than L tokens is padded: its last weights are 0. The bits of its result must not depend on L,
-    but BLAS libraries divide a long sum at a place that depends on L. So the sum over L is computed in chunks of
-    ``VALUE_CHUNK`` tokens.
+    ``weights`` are the attention weights of N queries over L tokens, and D is the head size. A sequence with fewer than
+    L tokens is padded, and the weights of the padding are 0. The bits of the result must not depend on the amount of
+    padding. But BLAS libraries divide a long sum at a place that depends on L. So the sum over L is computed in chunks
+    of ``VALUE_CHUNK`` tokens.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -67,12 +68,16 @@ def cache_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of a layer. Return (output, None), with the output (R, T, H, D).
+    """Return (output, None), where ``output`` is the attention output of a layer: (R, T, H, D).
 
-    transformers expects such a pair. None stands for the attention weights, which are not returned.
+    The letters stand for R rows (one sequence each), T new tokens, L visible tokens (the tokens that ``key`` and
+    ``value`` hold), H attention heads, K key-value heads, and the head size D.
 
-    G = H / K attention heads share one key-value head (grouped-query attention). These heads become rows of one matrix
-    product, so that ``key`` and ``value`` are not copied for each head.
+    transformers expects a pair (output, attention weights). The attention weights are not returned, so None takes their
+    place.
+
+    Each key-value head serves G = H / K attention heads (grouped-query attention). These G heads become rows of one
+    matrix product, so that ``key`` and ``value`` are not copied for each head.
 
     Args:
         query: (R, H, T, D).
@@ -121,9 +126,11 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (keys, values) of a layer, each (R, K, capacity, D). The first call allocates both, filled with zeros.
+        """Return (keys, values) of the layer ``index``. Both have the shape (R, K, capacity, D).
 
-        The new tensors get the data type, device, K and D of the tensor ``like`` (.., K, .., D).
+        R is the number of rows, K the number of key-value heads, and D the head size. The first call for a layer
+        allocates both tensors, filled with zeros. ``like`` is any tensor (.., K, .., D) of keys or values: K, D, the
+        data type and the device are taken from ``like``.
         """
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
@@ -161,7 +168,7 @@ def _zeros(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
 
 
 class _CacheView:
-    """Base class of the caches for a transformers model, which calls ``update`` once per layer."""
+    """Base class of the caches for a transformers model. The model calls ``update`` once per layer."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # models only derive positions from this number, and the runner passes positions
@@ -178,9 +185,10 @@ class DecodeCache(_CacheView):
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write ``key`` and ``value``, each (R, K, 1, D), to the cache of a layer. Each row has one new token.
+        """Write the key and the value of one new token per row to the cache of a layer. Return what the layer reads.
 
-        Return (keys, values) of the first L tokens of each row, each (R, K, L, D). L is ``visible``, the argument of
+        ``key`` and ``value`` have the shape (R, K, 1, D), with R rows, K key-value heads and the head size D. The
+        result is (keys, values) of the first L tokens of each row, each (R, K, L, D). L is ``visible``, the argument of
         the constructor.
         """
         keys, values = self._block.layer(layer_idx, key)
@@ -194,7 +202,8 @@ class PrefillCache(_CacheView):
 
     Sequence i is in the slot ``slots[i]``. The slots can be in different blocks of the KV cache. A layer gets the
     earlier tokens of each sequence, padded to the length ``context``, followed by the T new tokens. The earlier tokens
-    of sequence i are the first ``cached[i]`` tokens in the slot.
+    of sequence i are the first ``cached[i]`` tokens in the slot. Only the first ``new[i]`` of the T new tokens are
+    written to the slot, because the rest is padding.
     """
 
     def __init__(
@@ -205,7 +214,8 @@ class PrefillCache(_CacheView):
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the keys and values of the T new tokens in a layer: ``key`` and ``value``, each (R, K, T, D).
 
-        Return (keys, values) of the earlier and the new tokens, each (R, K, context + T, D).
+        There are R sequences, K key-value heads, and the head size is D. Return (keys, values) of the earlier and the
+        new tokens, each (R, K, context + T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

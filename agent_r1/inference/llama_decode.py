@@ -1,13 +1,15 @@
 """A decode step of Llama-like models, written as one function of tensors.
 
-:class:`LlamaDecoder` runs the same operations as the transformers model, in the same order and on the same weights. But
-the model calls about twenty modules per layer. In a small model, these calls take longer than the arithmetic.
+:class:`LlamaDecoder` computes the same operations as the transformers model, in the same order and on the same weights.
+But the transformers model calls about twenty modules per layer, and the decoder calls none. In a small model, calls of
+modules take longer than the arithmetic.
 
-A step of all rows of a block is bit-equal to the model's own forward pass. A step of only the running rows
-(:meth:`LlamaDecoder.decode_rows`) differs by rounding errors. In both, the bits of a row do not depend on the other
-rows.
+The KV cache consists of blocks. A block has R rows, and each row holds one sequence. A decode step of all rows of a
+block gives the same bits as the transformers model. A decode step of some rows (:meth:`LlamaDecoder.decode_rows`)
+differs by rounding errors. In both kinds of steps, the bits of a row do not depend on the other rows.
 
-Shapes: R rows, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens.
+Shapes: R rows of a block, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens
+(the tokens of a row to which the new token may attend).
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ ROWS_MULTIPLE = 16
 would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""A function (layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) that computes the attention of N new tokens.
+"""A function that computes the attention of one layer for N new tokens, and returns the output (N, H * D).
 
-It appends the keys and values to the cache of the layer, and returns the output (N, H * D).
+The arguments are (index of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)), with H attention heads, K
+key-value heads and the head size D. The function appends the keys and values to the KV cache of the layer.
 """
 
 
@@ -77,8 +80,8 @@ class LlamaDecoder:
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
         """Return a decoder for ``model``, or None if the model is not supported.
 
-        Supported are the classes in ``LLAMA_LIKE`` with the activation SiLU, without a sliding window, quantization or
-        adapter.
+        A model is supported if its class is in ``LLAMA_LIKE``, its activation is SiLU, and the model has no sliding
+        window, no quantization and no adapter.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -92,9 +95,11 @@ class LlamaDecoder:
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
-        """Append one token to each row of ``block``. Return the hidden states after the last layer: (R, E).
+        """Append one token to each row of ``block``. Return the last hidden states: (R, E).
 
-        ``token_ids`` (R,) holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores.
+        The output head reads the hidden states. R is the number of rows, and E is the hidden size. ``token_ids`` (R,)
+        holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores of a row's first L tokens. The
+        caller has to increase ``block.lengths``.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
 
@@ -110,12 +115,14 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the A rows ``rows`` of ``block``. Return the last layer's hidden states: (N, E).
+        """Append one token to each of the rows ``rows`` of ``block``. Return the last hidden states: (N, E).
 
-        N is A rounded up to a multiple of ``ROWS_MULTIPLE``. The states after the first A are padding.
+        The output head reads the hidden states. E is the hidden size. N is the length of ``rows``, rounded up to a
+        multiple of ``ROWS_MULTIPLE``. The first states belong to ``rows``, and the added states at the end are padding.
+        The caller has to increase ``block.lengths``.
         """
-        places = torch.tensor(rows, device=token_ids.device)  # (A,)
-        lengths = block.lengths[places]  # (A,)
+        places = torch.tensor(rows, device=token_ids.device)  # (len(rows),)
+        lengths = block.lengths[places]  # (len(rows),)
         padding = (0, round_up(len(rows), ROWS_MULTIPLE) - len(rows))
 
         def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -133,9 +140,9 @@ class LlamaDecoder:
         return self._hidden_states(functional.pad(token_ids, padding), functional.pad(lengths, padding), attend)
 
     def _hidden_states(self, token_ids: Tensor, lengths: Tensor, attend: Attention) -> Tensor:
-        """Return the hidden states of N tokens after the last layer: (N, E).
+        """Return the last hidden states of N tokens, with the hidden size E: (N, E).
 
-        ``lengths`` (N,) holds the number of tokens before each token.
+        ``lengths`` (N,) holds the number of earlier tokens in each token's sequence.
         """
         count = len(token_ids)
         hidden = functional.embedding(token_ids, self.embedding.weight)  # (N, E)
@@ -157,7 +164,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return whether the bits of a row of a matrix product do not depend on the number of rows.
+        """Return True if each row of a matrix product has the same bits for every number of rows.
 
         The linear maps of the first layer and ``head`` are tested with random states, for up to ``rows`` rows.
         """

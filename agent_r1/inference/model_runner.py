@@ -38,7 +38,7 @@ padding."""
 
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
-    """The sizes of prefill passes.
+    """The largest sizes of a prefill pass, a forward pass that computes keys and values of new tokens.
 
     Attributes:
         chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
@@ -50,39 +50,41 @@ class PrefillShape:
     tokens: int
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a prefill pass. A row has ``new`` tokens after ``context`` cached tokens.
+        """Return the number of rows of a prefill pass.
 
-        Both counts include padding. A pass always computes all of its rows, so that shapes do not depend on the number
-        of sequences.
+        Each row has ``new`` tokens after ``context`` cached tokens. Both counts include padding. A pass always computes
+        all of its rows, even if there are fewer sequences, so that shapes do not depend on the number of sequences.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
 
 MAX_PAIRS = 1 << 19
 """The largest number of pairs (new token, token to which the new token may attend) in a prefill pass of several
-sequences. A pass of one sequence may have more pairs."""
+sequences. A pass of a single sequence may have more pairs."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs. There, a pass with many tokens takes hardly longer than
-a pass with few tokens."""
+"""The sizes of prefill passes for small models and for GPUs. On a GPU or with a small model, padding costs little: a
+pass with many tokens takes hardly longer than a pass with few tokens."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU. There, each token takes time, even a token of padding."""
+"""The sizes of prefill passes for large models on a CPU, smaller than ``WIDE_PASS``. With a large model on a CPU,
+padding is expensive: each token of padding takes as long as any other token."""
 
 NATIVE_PASS = 128
-"""The largest number of tokens in one prefill pass of the native decoder: its results should fit into a processor
-cache."""
+"""The largest number of tokens in one prefill pass of the native decoder. The intermediate results of a pass should fit
+into a processor cache."""
 
 LARGE_MODEL = 10_000_000
 """A model on a CPU is large if it has at least this number of parameters.
 
 The prefill passes of a large model have the sizes ``NARROW_PASS``. If possible, a decode step of a large model computes
-only the rows with a running request, not all rows of a block.
+only the rows with a running request, not all rows of a block of the KV cache.
 """
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 1e-1}
-"""The largest accepted difference between logits with and without the KV cache, relative to the largest logit."""
+"""The largest accepted difference between logits with and without the KV cache, divided by the largest absolute logit.
+The keys are the precisions of matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class ModelRunner:
     Args:
         rows: the number of rows of a block.
         images: the images of requests. None: the model has no vision.
-        native: computes the decode steps and the prefill. None: PyTorch computes them.
+        native: the C++ code that computes decode steps and prefill. None: PyTorch computes decode steps and prefill.
         capacity: the number of tokens for which a new row has room. The room grows if a sequence needs more.
     """
 
@@ -189,7 +191,8 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        A slot keeps the tokens ``before`` of its chunk. All later tokens in the slot are replaced.
+        A slot keeps the earlier tokens of its chunk (``PrefillChunk.before``). All later tokens in the slot are
+        replaced.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
@@ -226,7 +229,10 @@ class ModelRunner:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks, padded to (``new``, ``context``) tokens."""
+        """Run one forward pass over at most ``rows`` chunks.
+
+        Each chunk is padded to ``new`` new tokens after ``context`` cached tokens.
+        """
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)
         for index, chunk in enumerate(chunks):
@@ -253,7 +259,8 @@ class ModelRunner:
     def _prefill_images(
         self, chunks: Sequence[PrefillChunk], token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PrefillCache
     ) -> None:
-        """Run a prefill pass over tokens (R, T). Negative tokens stand for features of images."""
+        """Run a prefill pass over R rows of T tokens. A negative number in ``token_ids`` (R, T) stands for a feature of
+        an image."""
         assert self._images is not None
         first = torch.zeros(len(token_ids), dtype=torch.long)  # (R,)
         first[: len(chunks)] = torch.tensor([chunk.cached + self._shift(chunk.before) for chunk in chunks])
@@ -271,8 +278,8 @@ class ModelRunner:
     ) -> Tensor:
         """Run one decode step of a block of the KV cache. Return the fp32 logits of the next tokens: (running rows, V).
 
-        Each row of the block holds one sequence. A row is running if its sequence is being sampled. PyTorch usually
-        computes the step for all rows of the block, so that shapes do not depend on the number of running rows.
+        V is the size of the vocabulary. Each row of the block holds one sequence. A row is running if its sequence is
+        being sampled.
 
         Args:
             block_index: the index of the block.

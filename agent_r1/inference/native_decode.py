@@ -1,13 +1,14 @@
 """Decode steps and prefill of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
-In PyTorch, a decode step of a small model is about a hundred operations, whose calls take longer than the arithmetic.
-The native step is one call, and computes only the running rows. The bits of a row depend neither on the other rows nor
-on the number of threads. The results differ from PyTorch's by rounding errors.
+In PyTorch, a decode step of a small model makes about a hundred calls of operations, and the calls take longer than the
+arithmetic. In C++, a decode step is one call, and computes only the rows of the KV cache whose sequences are being
+sampled. The bits of a row depend neither on the other rows nor on the number of threads. The results differ from
+PyTorch's results only by rounding errors.
 
-A prefill is a decode step for successive tokens, without logits. So a token gets the same keys and values in a prefill
-and in a decode step.
+A prefill runs the code of a decode step for several successive tokens, and computes no logits. So a token gets the same
+keys and values in a prefill and in a decode step.
 
-Shapes: A running rows, K key-value heads, D head size, V vocabulary size.
+Shapes: N tokens, K key-value heads, D head size, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
 log = logging.getLogger(__name__)
 
 NATIVE_LIMIT = 20_000_000
-"""The largest number of parameters with which the setting ``auto`` chooses the native step
+"""The largest number of parameters of a model for which the setting ``auto`` chooses the C++ code
 (docs/decisions/0020-native-decode.md)."""
 
 AMD_NATIVE_LIMIT = 200_000_000
-"""The limit in place of ``NATIVE_LIMIT`` on AMD processors with AVX-512, if the run has one thread.
+"""The largest number of parameters for which ``auto`` chooses the C++ code on an AMD processor with AVX-512.
 
-On these processors, PyTorch's library MKL does not use AVX-512. With several threads, PyTorch can be faster.
+This limit replaces ``NATIVE_LIMIT`` if the run has one thread. PyTorch's library MKL does not use AVX-512 on AMD
+processors, so the C++ code is faster than PyTorch even for larger models. With several threads, PyTorch can be faster
+than the C++ code.
 """
 
 CHECKED_TOKENS = 24
@@ -47,9 +50,9 @@ absolute logit."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
-    """Return the decoder for the model's decode steps in C++, or None if PyTorch computes the decode steps.
+    """Return a decoder that computes the model's decode steps in C++, or None if PyTorch has to compute them.
 
-    Raise InvalidInput if ``choice`` is "native" and the model has no native decode step.
+    Raise InvalidInput if ``choice`` is "native" and the C++ code cannot be used for the model.
     """
     if not wants_native(choice, model.num_parameters()):
         return None
@@ -129,7 +132,7 @@ class NativeDecoder:
             token_ids: (N,) the tokens. The tokens of a sequence are adjacent and in order.
             rows: (N,) the row of each token's sequence.
             positions: (N,) the index of each token in its sequence.
-            logits: (N, V) the tensor in fp32 that gets the logits. None: no logits are computed.
+            logits: (N, vocabulary) the tensor in fp32 that gets the logits. None: no logits are computed.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:
@@ -206,7 +209,10 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference between a native logit and the model's, relative to the largest logit."""
+        """Return the largest difference between a logit of the C++ code and the same logit of PyTorch.
+
+        The difference is divided by the largest absolute logit.
+        """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         rows, positions = torch.zeros_like(token_ids), torch.arange(CHECKED_TOKENS)

@@ -1,11 +1,11 @@
 """Sequential Monte Carlo: particles that are extended step by step, weighted, and resampled.
 
-Extensions are sampled from the policy pi. V(s) is the predicted reward after the state s. The extension from s to s'
-has the weight exp((V(s') - V(s)) / beta). Then the weighted particles approximate the distribution pi(s) exp(V(s) /
-beta).
+A particle is the beginning of a sequence. The policy pi samples the extensions. V(s) is the predicted reward after the
+state s, and beta is a temperature. The extension from s to s' has the weight exp((V(s') - V(s)) / beta). Then the
+weighted particles approximate the distribution pi(s) exp(V(s) / beta).
 
-If the true reward R of a complete sequence replaces V(s'), the particles approximate pi exp(R / beta) for every V
-(twisted particle filters: arXiv:1903.07046; for language models: arXiv:2404.17546).
+If V of each complete sequence is the true reward R, the particles approximate pi exp(R / beta), even if V is wrong for
+incomplete sequences (twisted particle filters: arXiv:1903.07046; for language models: arXiv:2404.17546).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import TypeVar
 P = TypeVar("P")
 
 Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
-"""A function that extends all particles by one step. It returns (new particles, log w of each particle).
+"""A function that extends all particles by one step. It returns (extended particles, log w of each particle).
 
-The weight of a particle is multiplied by w. A complete particle does not change, and its log w is 0.
+The weight of each particle is then multiplied by the particle's factor w. A complete particle does not change, and its
+log w is 0.
 """
 
 
 def normalize(log_weights: Sequence[float]) -> list[float]:
-    """Return exp(log_weights), divided by the sum of these weights.
+    """Return exp(x) for each number x in ``log_weights``, scaled so that the sum of the results is 1 (softmax).
 
     Example:
         >>> normalize([0.0, math.log(3.0)])
@@ -38,14 +39,18 @@ def normalize(log_weights: Sequence[float]) -> list[float]:
 
 
 def effective_sample_size(log_weights: Sequence[float]) -> float:
-    """Return (sum w)^2 / sum w^2: N for N equal weights, 1 if a single particle has all the weight."""
+    """Return (sum w)^2 / sum w^2 for the weights w = exp(``log_weights``).
+
+    The result is N for N equal weights, and 1 if a single particle has all the weight.
+    """
     return 1 / sum(weight * weight for weight in normalize(log_weights))
 
 
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
-    """Return the indices of N resampled particles. Index i occurs N w_i times, rounded up or down at random.
+    """Draw N of N particles at random, with repetition, and return their indices.
 
-    The weights w_i add up to 1.
+    ``log_weights`` holds the logarithms of the weights of the N particles. Let w_i be the weight of particle i, scaled
+    so that the sum of all weights is 1. Then index i occurs N w_i times, rounded up or down at random.
     """
     weights, count = normalize(log_weights), len(log_weights)
     chosen, total, index = [], weights[0], 0
@@ -67,8 +72,8 @@ async def sequential_monte_carlo(
 ) -> tuple[list[P], list[float]]:
     """Extend and resample ``particles`` until all are complete. Return (particles, logarithms of their weights).
 
-    The particles are resampled if the effective sample size falls below ``resample_below`` times the number of
-    particles. All weights then become 1, as at the start.
+    All weights are 1 at the start. The particles are resampled if the effective sample size falls below
+    ``resample_below`` times the number of particles. After the resampling, all weights are 1 again.
     """
     current, log_weights = list(particles), [0.0] * len(particles)
     while not all(map(is_complete, current)):

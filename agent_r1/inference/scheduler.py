@@ -25,9 +25,10 @@ class Request:
 
     Attributes:
         prompt: the tokens. A negative token stands for a feature of an image.
-        shift: the number p - i of each sampled token. i is the index of the token in the sequence, and p is the
+        shift: the difference p - i for each sampled token. i is the index of the token in the sequence, and p is the
             position of the token in the model's position encoding. Without images, the shift is 0.
-        prefilled_tokens: the number of tokens that prefill passes computed. Copied tokens are not counted.
+        prefilled_tokens: the number of tokens whose keys and values prefill passes have computed for this request.
+            Tokens whose keys and values were copied from another sequence in the KV cache are not counted.
     """
 
     prompt: tuple[int, ...]
@@ -59,15 +60,16 @@ class Request:
 
 
 Prefills = tuple[tuple[int, int], ...]
-"""The chunks (start, end) of a sequence that were prefilled. Decode steps computed the other tokens."""
+"""Ranges (start, end) of a sequence: prefill passes computed the keys and values of the tokens in these ranges. For all
+tokens outside the ranges, decode steps computed the keys and values."""
 
 
 @dataclass(slots=True)
 class _Session:
     """The slot of a session, and the tokens whose keys and values are in the slot.
 
-    ``prefills`` says which of these tokens were prefilled. If two slots have equal ``token_ids`` and equal
-    ``prefills``, their keys and values are bit-equal.
+    ``prefills`` holds the ranges of these tokens that were computed by prefill passes. If two slots have equal
+    ``token_ids`` and equal ``prefills``, their keys and values are bit-equal.
     """
 
     slot: CacheSlot
@@ -82,11 +84,12 @@ class PrefillPlan:
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
         compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies between slots, if two sequences begin with the same tokens. Only these first tokens are
-            copied, to an empty slot.
-        remainders: the chunks that are computed after ``prefix_copies``. They complete the sequences of
+        prefix_copies: copies to the empty slots of new sequences. The first tokens of a new sequence are copied if
+            another slot holds a sequence with the same first tokens.
+        remainders: the remaining chunks of the new sequences in ``prefix_copies``. They are computed after
             ``prefix_copies``.
-        copies: copies between slots, if two whole sequences are equal. All tokens that a slot lacks are copied.
+        copies: copies to the slots of sequences that are equal to a sequence in another slot. All tokens that a slot
+            lacks are copied.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -99,8 +102,9 @@ class PrefillPlan:
 class Scheduler:
     """A scheduler with continuous batching: requests join and leave the running batch between any two decode steps.
 
-    A session keeps its slot until the session is released. So each turn of an episode usually computes only its new
-    tokens. Equal prompts are computed once and copied, for example for several attempts at a task.
+    A session holds one sequence, and has a slot: a place for one sequence in the KV cache. A session keeps its slot
+    until the session is released. So each turn of an episode usually computes only its new tokens. Equal prompts are
+    computed once and copied, for example for several attempts at a task.
 
     All slots share ``pages`` pages of memory. If a running request needs a page and no page is free, slots are emptied
     in this order:
@@ -223,9 +227,9 @@ class Scheduler:
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
         """Take pages for all tokens of ``request``, and give them to ``slot``. Return whether enough pages were found.
 
-        ``spare`` pages stay free. If too few pages are free, other slots are emptied: first slots without a session,
-        then, if ``may_empty_sessions``, slots of sessions that have no running request. If even all these slots have
-        too few pages, no slot is emptied.
+        The number ``spare`` of pages stays free. If too few pages are free, other slots are emptied. Slots without a
+        session are emptied first. Slots of sessions without a running request follow if ``may_empty_sessions`` is true.
+        If even all these slots have too few pages, no slot is emptied.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:
@@ -254,7 +258,7 @@ class Scheduler:
                 session.token_ids = session.prefills = ()
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the prefill of the running requests. Equal sequences and prefixes are computed only once.
+        """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
 
         After the prefill, the KV cache holds all tokens of each running sequence except the last token.
         """
@@ -286,7 +290,10 @@ class Scheduler:
         return plan
 
     def _plan_new_sequence(self, chunk: PrefillChunk, plan: PrefillPlan) -> int:
-        """Add the prefill of a new sequence to ``plan``. Return how many of its tokens are computed and not copied."""
+        """Add the prefill of a new sequence to ``plan``. Return how many of its tokens are computed.
+
+        The tokens that are copied from another slot are not counted.
+        """
         tokens = chunk.token_ids
         lengths = range(self._prefix_multiple, len(tokens), self._prefix_multiple)
         # Prefixes are copied before remainders are computed: until then these slots hold a part of their sequence.
@@ -318,7 +325,8 @@ class Scheduler:
     def take_finished(self) -> list[Request]:
         """Remove the finished and the failed requests from the running batch, and return them.
 
-        Their sessions keep their slots. The slot of a failed request counts as empty.
+        The session of a request keeps its slot in the KV cache. After a failed request, the tokens in the slot are no
+        longer used.
         """
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error

@@ -1,11 +1,11 @@
 """A program that runs a command, and kills the command when the process that started this program ends.
 
-The starting process holds the other end of the program's standard input. At the end of the input, even after a SIGKILL
-of the starting process, the program kills its own process group. SIGUSR1 has the same effect. If the program itself is
-killed, the kernel kills the command.
+The starting process holds the writing end of a pipe, and the program reads from the pipe as its standard input. When
+the starting process ends, even by SIGKILL, the input ends too. The program then kills its own process group, which
+contains the command. SIGUSR1 has the same effect. If the program itself is killed, the kernel kills the command.
 
-Resource trackers, processes of Python's multiprocessing, are killed last, because they remove the shared memory of
-ended processes.
+Python's multiprocessing has helper processes that remove the shared memory of ended processes: the resource trackers.
+Therefore, the program kills resource trackers last.
 
 This file imports nothing of the package.
 """
@@ -21,7 +21,7 @@ import time
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 TRACKER = b"resource_tracker"
-"""A part of the command line of each resource tracker."""
+"""A part of the command line of each resource tracker, a helper process of Python's multiprocessing."""
 
 TRACKER_SECONDS = 5.0
 """The time limit for resource trackers to remove shared memory, in seconds."""
@@ -48,7 +48,7 @@ def commands_of_group() -> dict[int, bytes]:
 
 
 def end_group() -> None:
-    """Kill all processes in the process group of this program.
+    """Kill all processes in the process group of this program, and the program itself.
 
     Python's resource trackers are killed last, because they remove the shared memory of the killed processes.
     """

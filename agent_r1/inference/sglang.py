@@ -3,10 +3,12 @@
 The client uses the native API of SGLang 0.5, and was not yet tested with a real server. Three properties of SGLang
 matter here:
 
-- An answer has one version of the weights. So an update aborts the running requests, and the caller continues them.
-- ``ignore_eos`` also ignores ``stop_token_ids``, so the client does not set it. If a server stops at an end token that
-  is not in ``stop_token_ids``, the caller continues the generation.
-- A missing sampling parameter comes from ``generation_config.json`` of the model. So each request has all of them.
+- An answer names only one version of the weights. So an update of the weights aborts the running requests, and
+  ``generate`` continues each aborted request with a new request.
+- The option ``ignore_eos`` also switches off ``stop_token_ids``, so the client does not set ``ignore_eos``. A server
+  can therefore stop at an end token that is not in ``stop_token_ids``. Then ``generate`` continues with a new request.
+- If a request lacks a sampling parameter, the server takes the parameter from the model's ``generation_config.json``.
+  So each request has all sampling parameters.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class _Update(Answer):
 
 
 class SglangEngine:
-    """An ``InferenceEngine`` over the SGLang server at ``url``.
+    """An ``InferenceEngine`` that sends requests to the SGLang server at ``url``.
 
     Args:
         max_context: maximum number of tokens of a prompt and its completion together.
@@ -151,10 +153,7 @@ class SglangEngine:
         await self._generate(Prompt((0,)), {"max_new_tokens": 1})
 
     async def recover(self) -> None:
-        """Let a paused server continue, and sample one token to test the server.
-
-        SGLang's health check samples a token, which a paused server cannot do. So no health check is made.
-        """
+        """Let the server sample again after a pause, and request one token to test the server."""
         await self._client.post("/continue_generation", {})
         await self.probe()
 
@@ -165,7 +164,7 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a fixed test prompt and for the next tokens.
+        """Return the server's log-probabilities for a fixed test prompt and for the most likely next tokens.
 
         Two requests are sent. The first request asks for the next tokens, and can use the prefix cache. The second
         request asks for the prompt's tokens, and does not use the prefix cache.

@@ -1,14 +1,18 @@
 """Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
-pi is the policy. V(s) is the predicted reward after the state s. Q(s, a) is V of the state s a, which is s followed by
-the token a. C is the set of the k most likely tokens after s. P is the sum of pi(a | s) over C. The tokens are sampled
-from
+A state s is the context and the tokens sampled so far. pi(a | s) is the policy's probability of the token a after the
+state s. V(s) is the predicted reward after the state s. Q(s, a) is V of the next state: s followed by the token a. beta
+is the temperature of the values. C is the set of the k most likely tokens after s. P is the sum of pi(a | s) over C.
+Each token is sampled from the guided distribution q:
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C
     q(a | s) = pi(a | s)                                                                            otherwise
 
-With k = 1, q is pi. If C is the whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], sequences sampled from q
-have the probability pi exp(R / beta) / Z.
+With k = 1, q is pi.
+
+Let R be the reward of a whole sequence, and let E[.. | s] be the mean over the policy's continuations of s. If C is the
+whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], q samples a whole sequence with the probability pi
+exp(R / beta) / Z. The constant Z makes the sum of all probabilities 1.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """Sampled tokens with log q in ``completion`` and log pi in ``scored``.
+    """Sampled tokens with two log-probabilities for each token: log q in ``completion``, and log pi in ``scored``.
 
     q is the guided distribution from which the tokens were sampled. pi is the policy.
     """
@@ -34,14 +38,15 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return the token sequences that a value function has to score.
+    """Return the token sequences that a value function has to score: one sequence for each candidate.
 
-    The first ``start`` tokens of ``draft`` are the tokens of ``sampled``. All later tokens are new. At the index of
-    each new token, ``draft`` also lists the most likely tokens: the candidates. For each candidate, one sequence is
-    returned: the tokens of ``draft`` before this index, and then the candidate.
+    ``sampled`` holds ``start`` tokens. ``draft`` begins with the same tokens, and new tokens follow. For each new
+    token, ``draft.top_logprobs`` lists the candidates: the most likely tokens at this index. The sequence for a
+    candidate consists of all tokens of ``draft`` before this index, and of the candidate.
 
     Example:
-        start 0, tokens (5, 6) with the candidates (5, 7) and (6, 8): the sequences (5), (7), (5, 6), (5, 8)
+        sampled (4), start 1, tokens of the draft (4, 5, 6), candidates (5, 7) at index 1 and (6, 8) at index 2:
+        the sequences (4, 5), (4, 7), (4, 5, 6), (4, 5, 8)
     """
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):
@@ -51,10 +56,10 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
 
 
 def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
-    """Return log q(a | s) of each candidate: log P + log softmax(log pi(a | s) + Q(s, a) / beta).
+    """Return the guided log-probability log q of each candidate: log P + log softmax(log pi + Q / beta).
 
-    ``candidates`` are pairs (token a, log pi(a | s)), ``values`` are Q(s, a), and P is the sum of pi over the
-    candidates.
+    ``candidates`` are pairs (token, log pi), where pi is the policy's probability of the token. ``values`` holds the
+    predicted reward Q after each candidate. P is the sum of pi over the candidates.
 
     Example:
         >>> guided_logprobs(((7, math.log(0.5)), (8, math.log(0.25))), [0.0, 0.0], beta=0.1)
@@ -73,19 +78,23 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Choose a token from the guided distribution q for each new token of a draft, and return the chosen tokens.
+    """Replace the new tokens of ``draft`` by tokens from the guided distribution q, up to the first different token.
 
-    The candidates at an index of the draft are the tokens that the policy finds most likely there. If the drafted token
-    is a candidate, one of the candidates is sampled from q (:func:`guided_logprobs`). At temperature 0, the candidate
-    with the largest q is chosen. If the drafted token is not a candidate, the drafted token itself is chosen: q gives
-    such a token the same probability as the policy.
+    The draft was sampled from the policy. For each new token, the draft also lists the candidates: the tokens that the
+    policy finds most likely at the same index.
 
-    The result ends after the first chosen token that differs from the drafted token.
+    - If the drafted token is a candidate, one of the candidates is sampled from q (:func:`guided_logprobs`). At
+      temperature 0, the candidate with the largest q is chosen.
+    - If the drafted token is not a candidate, the drafted token is kept. No new choice is needed, because q changes the
+      probabilities of the candidates only.
+
+    If the chosen token differs from the drafted token, the rest of the draft is dropped. The result holds the tokens of
+    ``before`` and the chosen tokens.
 
     Args:
         draft: the tokens of ``before``, followed by new tokens with their candidates.
         before: the tokens that are already chosen.
-        values: Q(s, a) of each candidate, in the order of :func:`top_branches`.
+        values: the predicted reward Q after each candidate, in the order of :func:`top_branches`.
         beta: the temperature of the values in q.
         temperature: the sampling temperature of the policy.
     """

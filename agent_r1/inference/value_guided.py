@@ -1,14 +1,17 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context with the tokens sampled so far. V(s) predicts the sum of the rewards that follow. Q(s, a) is V
-of the state s a, which is s followed by the token or action a. pi is the policy. The number Z normalizes the
-probabilities. The methods are
+A state s is the context and the tokens sampled so far. Let a be one or more tokens. pi(a | s) is the policy's
+probability of a after the state s. V(s) is the predicted sum of the rewards after the state s. Q(s, a) is V of the next
+state: s followed by a. beta is the temperature of the values. The methods are:
 
-    token   q(a | s) = pi(a | s) exp((Q(s, a) - V(s)) / beta) / Z among the k most likely tokens    ``token_guidance``
-    step    N whole actions a_i ~ pi; P(a_i) = exp(Q(s, a_i) / beta) / Z; beta 0: the largest Q
-    smc     N particles are extended by a few tokens a ~ pi, weighted by exp((V(s a) - V(s)) / beta), and resampled
+- ``token``: each token a is sampled from changed probabilities. The probabilities of the k most likely tokens become
+  proportional to pi(a | s) exp(Q(s, a) / beta). All other tokens keep the probability pi(a | s) (``token_guidance``).
+- ``step``: N whole actions are sampled from pi. Action a is chosen with a probability proportional to
+  exp(Q(s, a) / beta). If beta is 0, the action with the largest Q is chosen.
+- ``smc``: N particles (beginnings of actions) are extended by a few tokens a from pi, weighted by
+  exp((Q(s, a) - V(s)) / beta), and resampled (``particles``).
 
-The fourth method, beam, needs the environment: ``rollout.turn_beam``.
+The fourth method, ``beam``, needs the environment, and is in ``rollout.turn_beam``.
 """
 
 from __future__ import annotations
@@ -36,13 +39,16 @@ from agent_r1.inference.particles import normalize, sequential_monte_carlo
 from agent_r1.inference.token_guidance import GuidedTokens, choose_tokens, top_branches
 
 CHOICE = -1
-"""The ``position`` argument of :func:`seed_at` for the random choice among candidates. Positions of tokens are not
-negative."""
+"""The ``position`` argument of :func:`seed_at` for the random choice among candidates. The number is negative, because
+positions of tokens are 0 or larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """The first tokens of an action (None: no token), and the predicted reward V of the state after them."""
+    """The first tokens of an action, and the predicted reward V after these tokens (``value``).
+
+    ``completion`` is None if the particle has no token yet.
+    """
 
     completion: Completion | None = None
     value: float = 0.0
@@ -55,11 +61,12 @@ class ValueGuidedEngine:
 
     With the method ``token``, the log-probabilities of a completion are log q. q is the distribution from which the
     tokens were sampled. With the methods ``step`` and ``smc``, the log-probabilities are log pi, where pi is the policy
-    in ``engine``. These two methods cannot sample for training, because the probability of the chosen candidate cannot
-    be computed.
+    in ``engine``. The methods ``step`` and ``smc`` cannot sample for training, because the probability of the chosen
+    candidate cannot be computed.
 
-    Raise InvalidInput if the KV cache of ``engine`` has no room for all candidates. The method ``token`` needs the most
-    likely tokens at each position: raise InvalidInput if ``engine`` cannot return them.
+    Raises:
+        InvalidInput: the KV cache of ``engine`` has no room for all candidates; or the method is ``token``, and
+            ``engine`` cannot return the most likely tokens at each position.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
@@ -120,7 +127,8 @@ class ValueGuidedEngine:
     async def _context(self, prompt: Prompt, session_id: str) -> ScoredTokens:
         """Return the prompt's tokens with log-probabilities.
 
-        A token that was sampled in this session has the log-probability of its sampling. Every other token has 0.
+        A token that was sampled in this session has the log-probability of its sampling. Every other token has the
+        log-probability 0.
         """
         if session_id not in self._sampled:
             if self._open is not None:
@@ -179,8 +187,8 @@ class ValueGuidedEngine:
     ) -> GuidedTokens:
         """Return an action in which each token is sampled from the guided distribution q (see ``token_guidance``).
 
-        The engine samples a draft of a few tokens. Then each token of the draft is chosen again. After the first token
-        that differs from the draft, a new draft begins.
+        The engine samples a draft of a few tokens from the policy. Then each token of the draft is chosen again, from
+        q. After the first token that differs from the draft, a new draft begins.
         """
         guided = GuidedTokens(Completion((), (), "length", ()), ScoredTokens((), ()))
         while True:
@@ -247,13 +255,17 @@ def scored(completion: Completion) -> ScoredTokens:
 def as_sampled(completion: Completion) -> GuidedTokens:
     """Return GuidedTokens for a completion that was sampled without guidance.
 
-    The log-probabilities of the guided distribution (log q) equal the log-probabilities of the policy (log pi).
+    Without guidance, the log-probabilities log q of the guided distribution equal the log-probabilities log pi of the
+    policy.
     """
     return GuidedTokens(completion, scored(completion))
 
 
 def after(sampled: tuple[int, ...], condition: StopCondition | None) -> StopCondition | None:
-    """Return the stop condition for the tokens after ``sampled``, from the stop condition for the whole action."""
+    """Convert the stop condition of a whole action to a stop condition for the rest of the action.
+
+    ``sampled`` holds the tokens of the action that are already sampled. The rest is the tokens after ``sampled``.
+    """
     if condition is None or not sampled:
         return condition
     return StopCondition(condition.strings, lambda token_ids: condition.is_met((*sampled, *token_ids)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 
 SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options of every server: the endpoint for token ids, log-probabilities at the sampling temperature, and no default
-sampling parameters from the model's folder."""
+"""Options of every server. They switch on the endpoint for token ids, return log-probabilities at the sampling
+temperature, and ignore the default sampling parameters in the model's folder."""
 
 SERVER_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
@@ -23,14 +23,16 @@ NO_ADAPTERS = "--no-enable-lora"
 weights that the servers load."""
 
 KEPT_ADAPTERS = 2
-"""The number of adapters that a server keeps: the newest one, and the one before, which older requests still use."""
+"""The number of adapters that a server keeps: the newest adapter and the adapter before it, which older requests still
+use."""
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
-    """Return the options with which a server accepts adapters of ``rank``.
+    """Return the options with which a vLLM server accepts LoRA adapters of the rank ``rank``.
 
-    Return () if there is no adapter (rank 0), if vLLM accepts no adapters of this rank, or if the user's ``arguments``
-    contain ``NO_ADAPTERS``.
+    ``--max-lora-rank`` is ``rank``, rounded up to one of ``ADAPTER_RANKS``. ``--max-loras`` is ``KEPT_ADAPTERS``.
+    Return () if there is no adapter (rank 0), if ``rank`` is larger than all ``ADAPTER_RANKS``, or if the user's
+    ``arguments`` contain ``NO_ADAPTERS``.
 
     Example:
         adapter_options(4, "") == ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")

@@ -30,7 +30,10 @@ BASE = "base"
 PREFIX = "agent-r1-weights-"
 
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
-"""The two files with the weights of a model whose output head is a separate tensor. An index file must name both."""
+"""Names of two files in a folder of weights, if a tied output head is also written as a separate tensor.
+
+``HEAD_NAME`` holds the output head. If all other weights are in one file, this file has the name ``ONLY_SHARD_NAME``.
+"""
 
 
 class WeightFolders:
@@ -43,9 +46,9 @@ class WeightFolders:
         parent: the folder in which the folders of the versions are made, unless /dev/shm is used.
         shared_memory: whether to use /dev/shm if /dev/shm has enough room.
         dtype: the data type of the written weights; None: the data type of the model.
-        tied: whether an output head that shares its weights with the input embeddings (a tied head) is written only
-            once. False: a tied head is also written as a separate tensor. Some servers need this tensor to update the
-            head.
+        tied: how to write a tied output head, which shares its weights with the input embeddings. True: the shared
+            weights are written only once. False: the head is also written as a separate tensor. Some servers need the
+            separate tensor to update the head.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -63,7 +66,7 @@ class WeightFolders:
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
     def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:
-        """Write version ``number`` of the model's adapter. Return its folder and the folder of the frozen weights.
+        """Write version ``number`` of the model's adapter. Return the folders of the adapter and of the frozen weights.
 
         The first call also writes the frozen weights. Raise EngineError if the weights cannot be written.
         """
@@ -127,9 +130,10 @@ class WeightFolders:
 
 
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the output head to ``folder`` as a separate tensor, and mark it as not tied in the folder's configuration.
+    """Write a tied output head to ``folder`` as a separate tensor. If the model's head is not tied, do nothing.
 
-    If the head is not tied, do nothing.
+    A tied head shares its weights with the input embeddings. The configuration in ``folder`` then declares that the
+    head is not tied.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:

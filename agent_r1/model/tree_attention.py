@@ -1,15 +1,19 @@
-"""Attention over trees of tokens, computed in parts.
+"""Attention over trees of tokens, computed in parts instead of with a mask.
 
-With a mask, the scores of all pairs of tokens are computed, and then most scores are hidden. The parts leave out most
-of these hidden scores.
+In a tree, a token attends to itself and to its ancestors. The usual method is a mask: the scores of all pairs of tokens
+are computed, and then most scores are hidden. This module divides the attention into parts, so that most of the hidden
+scores are not computed.
 
-A tree of tokens in depth-first order consists of chains: every token of a chain except the last has one child, the next
-token. A token attends to the earlier tokens of its own chain, and to all tokens of the chains above.
+The tokens are in depth-first order. A chain is a sequence of tokens without branches: every token of a chain except the
+last has exactly one child, the next token. A token attends to the earlier tokens of its own chain, and to all tokens of
+the chains above. So each chain gives up to two parts:
 
-So each chain gives up to two parts. In the first part, the tokens of the chain attend to their own chain. In the second
-part, all descendants of the chain attend to the chain. torch's attention kernel computes each part, because the tokens
-of a part are contiguous. The kernel also returns the logarithm of the sum of exp(score) for each token. With these
-logarithms, the results of the parts are combined exactly.
+- The tokens of the chain attend to their own chain.
+- All descendants of the chain attend to the chain.
+
+The tokens of a part are contiguous, so torch's attention kernel computes each part in one call. For each token, the
+kernel also returns the logarithm of the sum of exp(score). With these logarithms, the results of the parts are combined
+exactly.
 
 Shapes: B sequences, T tokens, S tokens before the T tokens, H attention heads, K key-value heads, D head size.
 """
@@ -30,7 +34,8 @@ USUAL_ATTENTION = "sdpa"
 """transformers' name of the usual attention, which ``TREE_ATTENTION`` replaces for trees."""
 
 SMALL_TREE = 64
-"""Largest number of tokens of a tree that is not divided into parts. For a small tree, a mask takes less time."""
+"""Largest number of tokens of a tree that is one part with a mask. For such a small tree, one part with a mask takes
+less time than several parts without a mask."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -41,8 +46,9 @@ class AttentionPart:
     """One call of the attention kernel, in which some tokens (queries) attend to some tokens (keys).
 
     Attributes:
-        queries: the indices of the queries among the T tokens of a sequence.
-        keys: the indices of the keys among S + T tokens: the S tokens before the sequence, then its T tokens.
+        queries: the indices of the queries among the T tokens of the trees.
+        keys: the indices of the keys among S + T tokens: first the S tokens of a prefix, then the T tokens of the
+            trees.
         is_causal: whether a query attends only to its own token and to earlier tokens.
         mask: (1, 1, queries, keys) the mask that is added to the scores, or None.
     """
@@ -57,12 +63,14 @@ class AttentionPart:
 class TreeParts:
     """The attention over trees of tokens, divided into parts. Each part is one call of the kernel.
 
-    A chain is a sequence of tokens without branches (see the docstring of this module).
+    A chain is a sequence of tokens without branches (see the docstring of this module). The trees can follow a prefix:
+    earlier tokens to which all tokens of the trees attend.
 
     Attributes:
         own: the parts in which the tokens of a chain attend to this chain. A subtree of at most ``SMALL_TREE`` tokens
-            is not divided: it is one part with a mask. Each token is a query in exactly one part of ``own``.
-        above: the parts in which tokens attend to a chain above their own chain, or to the S tokens before the trees.
+            is not divided into chains, and is one part with a mask. Each token is a query in exactly one part of
+            ``own``.
+        above: the parts in which tokens attend to a chain above their own chain, or to the prefix.
     """
 
     own: tuple[AttentionPart, ...]
@@ -88,8 +96,9 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
     """Divide the attention over T tokens into parts: calls of the attention kernel. The tokens form one or more trees.
 
-    Each token attends to itself, to its ancestors, and to ``prefix`` tokens before the trees. ``subtree_end`` (T,)
-    holds the index after the last token of each token's subtree. ``dtype`` is the data type of the masks.
+    Each token attends to itself, to its ancestors, and to a prefix: the ``prefix`` tokens before the trees.
+    ``subtree_end`` (T,) holds the index after the last token of each token's subtree. ``dtype`` is the data type of the
+    masks.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -116,8 +125,8 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 class _TreeAttention(torch.autograd.Function):
     """The attention over trees of tokens, computed in parts (:class:`TreeParts`). The result is (B, H, T, D).
 
-    The queries (B, H, T, D) are for the T tokens in the trees. The keys and values (B, H, S + T, D) are for the S
-    tokens before the trees, and then for the T tokens.
+    There are B sequences and H attention heads of the size D. The queries (B, H, T, D) are for the T tokens in the
+    trees. The keys and values (B, H, S + T, D) are first for the S tokens before the trees, and then for the T tokens.
     """
 
     @staticmethod
@@ -176,9 +185,10 @@ def _tree_attention(
     tree_parts: TreeParts | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of a layer, and return (output (B, T, H, D), None), as transformers requires.
+    """Compute the attention of a layer, and return the pair (output, None), as transformers requires.
 
-    Without ``tree_parts``, the usual attention is computed.
+    The output has the shape (sequences, tokens, heads, head size). Without ``tree_parts``, the usual attention is
+    computed.
     """
     if tree_parts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -1,4 +1,4 @@
-"""Models that read images: pixels, features in place of placeholder tokens, and positions in three rows.
+"""Models that read images: pixels, features in place of placeholder tokens, and three positions for each token.
 
 A vision tower computes features of an image. A text decoder reads each feature in place of the embedding of a
 placeholder token.
@@ -6,7 +6,7 @@ placeholder token.
 Models of the Qwen-VL family give each token three positions (time, height, width), which are equal for text tokens. The
 features of an image form a grid of h rows and w columns. If the last token before the image has the position p - 1, the
 feature in row r and column c has the positions (p, p + r, p + c). The next text token has the position p + max(h, w),
-and not p + h * w (arXiv:2409.12191, section 2.1).
+although the image has h * w tokens (arXiv:2409.12191, section 2.1).
 
 Shapes: B rows of T tokens, k features of an image, F features of all images of a pass, hidden size H.
 """
@@ -34,7 +34,8 @@ GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
 
 TILE_MODELS = ("idefics3", "smolvlm")
-"""Model types that cut an image into tiles. As in a text, each token has one position."""
+"""Model types that cut an image into tiles. Each token has one position, unlike in ``GRID_MODELS``, where each token
+has three positions."""
 
 KEPT_BYTES = 2**28
 """Largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
@@ -198,12 +199,12 @@ def load_image_processor(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """The features of one or more images: F features together.
+    """The features of one or more images: F features together, each a vector with the hidden size H.
 
     Attributes:
         embeddings: (F, H) the vectors that replace the embeddings of the placeholder tokens.
-        deepstack: the vectors (F, H) that are added to the output of each of the first layers of the decoder
-            (arXiv:2406.04334); () if none.
+        deepstack: one tensor (F, H) for each of the first layers of the decoder. The tensor is added to the output of
+            the layer (arXiv:2406.04334). () if none.
     """
 
     embeddings: Tensor
@@ -248,14 +249,16 @@ def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, feat
 
 
 def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Tensor:
-    """Return the three positions of each token: (3, B, T).
+    """Return the positions (time, height, width) of each token: (3, B, T), for B rows of T tokens.
+
+    The three positions of a text token are equal.
 
     Args:
         index: (B, T) at each placeholder token, the index of the feature of ``images`` that replaces the token's
             embedding; -1 at tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. If a row begins in the middle of an image, with feature
-            i (from 0), this number is p + i, where p is the position of feature 0 of the image.
+        first: (B,) the position of the first token of each row. For a row that begins in the middle of an image, with
+            feature number i (counted from 0), pass p + i. p is the position of feature number 0 of the image.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image
