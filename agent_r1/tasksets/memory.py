@@ -1,7 +1,7 @@
 """Memory over turns: the user states one fact per turn, and then asks for the first fact.
 
-The *distance* is the number of facts between the first fact and the question. A context policy that drops old turns
-lowers the score at great distances.
+The *distance* is the number of facts between the first fact and the question. If old turns are dropped from the prompt,
+the score falls at large distances.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ DISTANCES: Mapping[str, tuple[int, ...]] = {
     "distance-3": (3,),
     "distance-8": (8,),
 }
-"""How many facts come between the first fact and the question, by split. The numbers repeat: 1, 2, 3, 1, 2, .."""
+"""The distances of each split. A distance is the number of facts between the first fact and the question.
+
+The tasks of a split use its distances in turn: in ``train``, the distances of the tasks are 1, 2, 3, 1, 2, 3, ..
+"""
 
 TASKS = 400
-"""The number of tasks per split. ``train`` has four times as many."""
+"""The number of tasks of every split except ``train``. ``train`` has four times as many tasks."""
 
 MAX_TURNS = 16
 
@@ -56,7 +59,10 @@ class Facts:
 
 
 class FactUser:
-    """A user that sends its messages in order, ignores the replies, and ends the conversation after the last reply."""
+    """A simulated user that sends its messages in order, whatever the agent replies.
+
+    The user ends the conversation after the agent's reply to the last message.
+    """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
         told: Facts = task.data["told"]

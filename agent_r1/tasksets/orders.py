@@ -85,7 +85,10 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return (number, order) for a number in upper or lower case. Raises ValueError if there is no such order."""
+        """Return (number, order) for the order number ``order``, such as "A17" or "a17".
+
+        The returned number is in upper case. Raises ValueError if no order has the number.
+        """
         number = order.strip().upper()
         if number not in self.orders:
             raise ValueError(f"there is no order {order}")
@@ -101,7 +104,7 @@ class OrderDatabase:
 
 
 class OpenOrderDatabase:
-    """An :class:`~agent_r1.tools.resources.Opener` that makes a database for each episode, with the task's orders."""
+    """An :class:`~agent_r1.tools.resources.Opener` that makes a database with the task's orders for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))
@@ -149,10 +152,11 @@ async def cancel(order: str, resources: Resources) -> ToolResult:
 
 
 class Customer:
-    """A customer who follows a script: answers questions, and ends the conversation after a message without a question.
+    """A simulated customer who follows a script.
 
-    The customer knows the number of the order, and the new colour or the new city. If a message asks for more than one
-    of number, colour and city, the reply is "One question at a time, please."
+    The customer answers the agent's questions, and ends the conversation after a message without a question. The
+    customer knows the number of the order and, if the order is to be changed, the new colour or city. If a message asks
+    for more than one of number, colour and city, the reply is "One question at a time, please."
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:
@@ -190,7 +194,7 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
 
     - ``state``: 1.0 if the database is as the customer asked.
     - ``told``: 1.0 if the conversation ended, and the agent stated the price of the customer's order but no other
-      order's price. Questions, thoughts and calls do not count.
+      order's price. A price in a question, a thought or a tool call does not count.
     - ``served``: 1.0 if ``state`` and ``told`` are 1.0.
     """
     orders: Database = task.data["orders"]
@@ -210,7 +214,7 @@ def _stated(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:
-    """Return the fields of each order by number, as JSON values.
+    """Return the orders by number, as JSON values.
 
     Example:
         {"A17": {"item": "lamp", "colour": "red", "city": "Oslo", "price": 41, ..}}

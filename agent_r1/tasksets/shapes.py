@@ -37,7 +37,10 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
 }
 SHAPES = ("circle", "square", "triangle")
 PLACES = ("top left", "top right", "bottom right", "bottom left")
-"""The places of a picture, clockwise. A rotation by 90 degrees moves each shape to the next place."""
+"""The four places of a picture, in clockwise order.
+
+If the picture is rotated clockwise by 90 degrees, each shape moves to the next place.
+"""
 
 SIDE = 32
 """The width and the height, in pixels, of one of the four places of a picture."""
@@ -50,14 +53,16 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split. The list is repeated: color, place, turned, color, place, turned, ..
+"""The kinds of questions of each split. The questions of a split use its kinds in turn.
+
+In ``train``, the questions have the kinds color, place, turned, color, place, turned, ..
 
 ``shuffled-images`` is a control experiment: each task has the picture of another task. In this split, a policy that
 looks at the picture is right only as often as a policy that guesses.
 """
 
 TASKS = 300
-"""The number of tasks per split. ``train`` has four times as many."""
+"""The number of tasks of every split except ``train``. ``train`` has four times as many tasks."""
 
 MAX_TURNS = 4
 RECIPE: Mapping[str, Any] = {
@@ -71,17 +76,19 @@ RECIPE: Mapping[str, Any] = {
 }
 
 Quarters = Mapping[str, tuple[str, str]]
-"""The content of a picture: (shape, color) by place, without empty places."""
+"""The content of a picture: for each place that is not empty, (shape, color)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A picture as data, and a question about the picture.
+    """A question that asks for the color of one shape in a picture.
 
     Attributes:
-        quarters: the shapes in the picture.
-        place: the place that the question is about.
-        degrees: the clockwise rotation after which the question asks for the color; 0 for no rotation.
+        quarters: the content of the picture.
+        place: the place of the shape.
+        degrees: by how many degrees clockwise the agent must rotate the picture before the shape is at ``place``. If
+            ``degrees`` is 0, the shape is at ``place`` without a rotation.
+        answer: the color of the shape.
 
     Example:
         Question("turned", {"top left": ("circle", "red"), ..}, "top right", degrees=90, answer="red")

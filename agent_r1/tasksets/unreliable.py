@@ -1,11 +1,13 @@
-"""TinyWiki with a search that sometimes fails and sometimes returns an outdated page.
+"""The questions of TinyWiki, with a search that sometimes fails and sometimes returns an outdated edition of a page.
 
 An outdated edition of a page contains the values of the true page, but each value stands at a wrong relation. No text
 marks an outdated edition. But two outdated editions of a page differ from each other, so a page is true if two searches
-return this page. The agent learns to repeat a failed search and to check a page. Only the final answer is rewarded.
+in an episode return the same text. The agent learns to repeat a failed search and to check a page. Only the final
+answer is rewarded.
 
-The rates of failures and outdated pages depend on the split. All attempts at a task get the same results for the same
-searches.
+The rates of failures and outdated editions depend on the split. The result of a search depends on how often the agent
+has searched for the page in the episode. In all attempts at a task, the first search for a page has the same result,
+the second search has the same result, and so on.
 """
 
 from __future__ import annotations
@@ -123,9 +125,9 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, nth: int) -> str:
-    """Return the result of the ``nth`` search for the page ``title`` in an episode: the page, or an outdated edition.
+    """Return what the ``nth`` search for a page in an episode finds: the text of the true page or an outdated edition.
 
-    ``nth`` is 1 for the first search. Raises ConnectionError if the search fails.
+    ``title`` is the title of the page. ``nth`` is 1 for the first search. Raises ConnectionError if the search fails.
     """
     match search_outcome(task, title, nth):
         case "failed":
@@ -191,7 +193,7 @@ Order = tuple[int, ...]
 def _rearrangements(count: int) -> tuple[tuple[Order, ...], tuple[Order, ...]]:
     """Return the permutations of 0 .. ``count`` - 1 in which every number has moved to another place.
 
-    The result is a pair: (cyclic shifts, all other such permutations).
+    The result is a pair: the permutations that are cyclic shifts, then the remaining permutations.
 
     Example:
         (((1, 2, 0), (2, 0, 1)), ()) for count = 3
@@ -255,7 +257,10 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for the page ``title`` an agent needs to get the true page twice."""
+    """Return how many searches for the page ``title`` an agent needs until two searches have returned the true page.
+
+    The number can be above 2, because a search can fail or return an outdated edition of the page.
+    """
     fresh = time = 0
     while fresh < 2:
         time += 1

@@ -1,7 +1,7 @@
 """The parameters of a tool: a JSON schema for the policy, and the validation of the arguments that the policy sends.
 
-A parameter with the type ``Task``, ``RolloutContext`` or ``Resources`` is not in the schema. It receives the value of
-the running episode.
+A parameter with the type ``Task``, ``RolloutContext`` or ``Resources`` is not in the schema. Such a parameter receives
+the task, the context or the resources of the running episode.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Signature(Protocol):
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the keyword arguments for the tool's function, or InvalidArguments if ``arguments`` are not valid.
+        """Return all keyword arguments for the tool's function, or InvalidArguments if ``arguments`` are not valid.
 
-        ``arguments`` come from the policy, and the other values from the running episode.
+        Only ``arguments`` come from the policy. The function can also need ``task``, ``context`` or ``resources``, the
+        objects of the running episode. The result contains the objects that the function needs.
         """
         ...
 
@@ -53,7 +54,8 @@ class FunctionSignature:
         model: a pydantic model that validates the arguments. Its fields are named p0, p1, .., because pydantic does not
             accept every name. The alias of a field is the name of the parameter.
         names: the parameters that the policy fills in, in the order of the fields of ``model``.
-        injected: the types of the other parameters (Task, RolloutContext or Resources), by name.
+        injected: the types of the parameters that the policy does not fill in, by name: Task, RolloutContext or
+            Resources.
         schema: the JSON schema of the parameters in ``names``.
     """
 
@@ -65,7 +67,7 @@ class FunctionSignature:
     def bind(
         self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        """Return the validated keyword arguments, or InvalidArguments.
+        """Return all keyword arguments for the function, or InvalidArguments if ``arguments`` are not valid.
 
         Missing arguments get their defaults. Safe conversions, such as "3" to 3, are made.
         """

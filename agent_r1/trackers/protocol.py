@@ -1,4 +1,4 @@
-"""The protocol of trackers, and the values that trackers receive."""
+"""The protocol of trackers (clients of W&B, MLflow and the like), and the values that trackers receive."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ RunEnd = Literal["completed", "stopped", "failed"]
 the run."""
 
 PROJECT = "agent-r1"
-"""The default project (in MLflow: experiment) in a tracker."""
+"""The default name of the project (in MLflow: experiment) to which a tracker adds a run."""
 
 TRACKERS_FOLDER = "trackers"
-"""The subfolder of a run's folder with the ids of the run in trackers. The file ``wandb`` holds the id in wandb."""
+"""The name of a subfolder of a run's folder. The subfolder has a file for each tracker that gave the run an id.
+
+For example, the file ``wandb`` contains the id that W&B gave to the run.
+"""
 
 
 @dataclass(frozen=True, slots=True)

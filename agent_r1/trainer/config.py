@@ -28,8 +28,9 @@ class ScheduleConfig(BaseModel):
     """Curve by which the learning rates decrease until the last step of the run. constant: no decay."""
 
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of steps at the start of the run in which the learning rates rise linearly (warm-up). Without min_ratio,
-    warm-up step k of n has k/n of the configured learning rates."""
+    """Number of steps of the warm-up: the steps at the start of the run in which the learning rates rise linearly. For
+    example, 4 steps have 1/4, 2/4, 3/4 and 4/4 of the configured learning rates. If min_ratio is above 0, the learning
+    rates rise from a higher start."""
 
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
     """Length of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not both."""
@@ -42,7 +43,7 @@ class ScheduleConfig(BaseModel):
     """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
 
     def lengths(self, steps: int) -> tuple[int, int]:
-        """Return the lengths of (warm-up, decay) in a run of ``steps`` steps."""
+        """Return (steps of the warm-up, steps of the decay) for a run of ``steps`` steps."""
         warmup = self.warmup_steps or round(self.warmup_ratio * steps)
         if self.decay_ratio is None:
             return warmup, steps - warmup
@@ -91,7 +92,8 @@ class TrainerConfig(BaseModel):
     trained in the epochs of the policy."""
 
     critic_minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches of each batch in the epochs of the critic. A value above 1 needs critic_epochs."""
+    """Number of minibatches into which each batch is divided in the epochs of the critic. A value above 1 needs
+    critic_epochs."""
 
     critic_reads_logprobs: bool = False
     """Whether the critic also reads the log-probability with which each token was sampled. If improbable
@@ -114,8 +116,8 @@ class TrainerConfig(BaseModel):
     """Maximum norm of the gradient of the policy or of the critic. A larger gradient is scaled down to this norm."""
 
     minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches of each batch, each with one optimizer step per epoch. A trajectory is never divided, so
-    there are at most as many minibatches as trajectories."""
+    """Number of minibatches into which each batch is divided. An epoch has one optimizer step per minibatch. A
+    trajectory is never divided, so there are at most as many minibatches as trajectories."""
 
     ranks: int = Field(default=1, ge=1, le=1024)
     """Number of ranks: processes among which FSDP2 divides weights, gradients, moments and sequences. Each rank uses
@@ -130,8 +132,8 @@ class TrainerConfig(BaseModel):
     A smaller number needs less memory, and changes the results only by rounding errors."""
 
     share_prefixes: Literal["auto", "on", "off"] = "auto"
-    """Whether tokens that several attempts have in common at their beginning, such as the system prompt, are computed
-    once per update. This changes results only by rounding errors. auto: on if the models support it, have at least 0.1
+    """Whether the tokens with which several attempts begin (for example the system prompt) are computed only once per
+    update. This changes results only by rounding errors. auto: on if the models support it, have at least 0.1
     million parameters, and train in one process."""
 
     lora: LoraConfig = LoraConfig()

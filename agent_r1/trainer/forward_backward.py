@@ -60,8 +60,8 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        A token that is in none of ``batch.sequences`` gets 0. The methods :meth:`entropy`, :meth:`top_tokens` and
-        :meth:`values` return 0 for such a token, too.
+        The log-probability is 0 for a token that is in none of ``batch.sequences``. The methods :meth:`entropy`,
+        :meth:`top_tokens` and :meth:`values` return 0 for such a token, too.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
@@ -85,9 +85,9 @@ class ModelSet:
 
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each token of the batch: tensors (N, k).
+        """Return the teacher's k most likely tokens at the position of each of the N tokens of the batch: (N, k).
 
-        k is ``count``, but at most the vocabulary size of policy and of teacher.
+        k is the smallest of three numbers: ``count``, the policy's vocabulary size, the teacher's vocabulary size.
         """
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
@@ -102,7 +102,7 @@ class ModelSet:
 
     @torch.no_grad()
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of all states of the batch, in float64 on the CPU."""
+        """Return the critic's values before each token and after each action of the batch, in float64 on the CPU."""
         if self.critic is None:
             raise ValueError("this algorithm has no critic")
         before_token = torch.zeros(len(batch.ids), dtype=torch.float64)
@@ -140,7 +140,11 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield each micro-batch, with the states that ``backbone`` computes for the common prefix of all sequences."""
+        """Yield (micro-batch, prefix) for each micro-batch of the batch.
+
+        All sequences of the batch can begin with the same tokens. ``prefix`` holds the keys and values that
+        ``backbone`` computes for these tokens, and is the same object for all micro-batches.
+        """
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)
@@ -152,7 +156,7 @@ class ModelSet:
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
     """Group ``sequences`` into blocks, and return the blocks. A block is never divided between micro-batches.
 
-    If the algorithm needs whole trajectories, a block holds all sequences of a trajectory. Otherwise it holds one
+    If the algorithm needs whole trajectories, a block holds all sequences of a trajectory. Otherwise a block holds one
     sequence.
     """
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
@@ -170,14 +174,14 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats: (n,) each.
 
-    With ``others``, the log-probabilities have the shape (n, 1 + k). Column 0 is for the batch's own token, and the
-    other columns are for the tokens in ``others``.
+    With ``others``, k more tokens are scored at each position. The log-probabilities then have the shape (n, 1 + k).
+    Column 0 is for the token of the batch, and columns 1 to k are for the tokens in ``others``.
 
     Args:
-        prefix: the keys and values of the common prefix of all sequences. The tokens of the prefix are not in
-            ``micro``. None: there is no common prefix.
+        prefix: the keys and values of the tokens with which all sequences begin. These tokens are not in ``micro``.
+            None: all tokens are in ``micro``.
         entropy_gradient: whether the entropies have a gradient.
-        others: (N, k) for each token of the batch, the ids of k other tokens to score at its position.
+        others: the ids of the k other tokens at the position of each of the N tokens of the batch: (N, k).
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     hidden = hidden[micro.logit_positions]  # (n, H)
@@ -196,7 +200,7 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (ids, log-probabilities) of the k most likely tokens in the place of each predicted token: (n, k) each."""
+    """Return (ids, log-probabilities) of the k most likely tokens at the position of each of n tokens: (n, k)."""
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
 
@@ -210,7 +214,8 @@ def forward_backward(
 ) -> PassStats:
     """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
 
-    The batch must have at least one sequence. Without "policy" in ``modules``, only the value loss is computed.
+    The batch must have at least one sequence. If "policy" is not in ``modules``, the loss is only the value loss of the
+    critic.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     backbones = {POLICY: backbone_of(models.policy)}
@@ -234,7 +239,7 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's value loss to the critic. The policy does not run. Return statistics."""
+    """Add the gradient of a micro-batch's value loss to the critic. Return statistics. The policy does not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -267,9 +272,10 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the policy, and to the critic if "critic" is a key of ``prefixes``.
+    """Add the gradient of a micro-batch's loss to the models in ``prefixes``, and return statistics.
 
-    For ``prefixes``, see :func:`_token_outputs`. Return statistics.
+    ``prefixes`` always has an entry "policy" for the policy. With an entry "critic", the critic is trained, too (see
+    :func:`_token_outputs`).
     """
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
@@ -307,9 +313,9 @@ def _token_outputs(
 ) -> TokenOutputs:
     """Return the models' outputs for the n tokens of a micro-batch.
 
-    All sequences of the pass begin with one common prefix, which is not in the micro-batch. ``prefixes`` holds the keys
-    and values of this prefix in the policy and, if the critic is trained too, in the critic. Without the key "critic",
-    the critic does not run.
+    All sequences can begin with the same tokens, which are not in the micro-batch. ``prefixes`` holds the keys and
+    values that each model has computed for these tokens: the entry "policy" for the policy, the entry "critic" for the
+    critic. Without the entry "critic", the critic does not run.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs
@@ -383,7 +389,7 @@ def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> St
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
     """Return the value targets of a micro-batch, with all weights multiplied by ``scale``.
 
-    The result has the dtype of ``like``, and is on the device of ``like``.
+    The tensors have the dtype and the device of ``like``.
     """
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)

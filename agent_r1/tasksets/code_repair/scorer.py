@@ -1,4 +1,4 @@
-"""The scorer of ``code-repair``."""
+"""The scorer and the measures of the task set ``code-repair``: the agent repairs a function that contains a bug."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from agent_r1.tasksets.code_repair.tool import TRY, bug_of
 _log = logging.getLogger(__name__)
 
 Results = tuple[bool | None, ...]
-"""The result of each hidden test: True if it passes, False if it fails, None if it could not be run."""
+"""The result of each hidden test: True if the test passes, False if the test fails, None if the test did not run."""
 
 
 class RepairScorer:
-    """A scorer with three rewards. A reward is None if the sandbox failed, and 0 without a valid edit.
+    """A scorer with three rewards for the repair of a function that contains a bug.
 
-    - ``fixed``: 1 if the final function (after the edit in the final answer) passes all hidden tests; else 0.
-    - ``gained``: max(0, (p - b) / (n - b)). Of n hidden tests, the final function passes p, and the function with the
-      bug passes b.
-    - ``first_fixed``: like ``fixed``, for the first edit that was tried. Without a tried edit, the value of ``fixed``.
+    An edit of the agent replaces one line of the function. The agent sees one test of the function. The rewards come
+    from the other tests, the hidden tests.
+
+    - ``fixed``: 1 if the function passes all hidden tests after the edit in the final answer; else 0.
+    - ``gained``: max(0, (p - b) / (n - b)) for n hidden tests. The function with the bug passes b tests. The function
+      after the edit in the final answer passes p tests.
+    - ``first_fixed``: like ``fixed``, but for the first edit that the agent tried with the tool ``try``. If the agent
+      tried no edit, ``first_fixed`` has the value of ``fixed``.
+
+    A reward is 0 if the edit is missing or invalid, and None if the sandbox failed.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -61,16 +67,19 @@ class RepairScorer:
 
 
 def final_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the edit in the final answer; None without a valid edit."""
+    """Return the source of the function after the edit in the agent's final answer; None without a valid edit.
+
+    ``bug`` contains the function before the edit.
+    """
     text = final_answer(trajectory)
     return None if text is None else apply_edit(bug.source, bug.proposals, text)
 
 
 def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
-    """Return the function of ``bug`` after the first edit of the attempt.
+    """Return the source of the function after the agent's first edit; None if the edit is missing or invalid.
 
-    The first edit is in the first call of the tool or, if there is no call, in the final answer. Return None if the
-    edit is missing or invalid, or changes nothing.
+    ``bug`` contains the function before the edit. The agent can try edits with the tool ``try``. The first edit is in
+    the first call of ``try`` or, without a call, in the final answer. An edit that changes nothing is invalid.
     """
     for turn in trajectory.env_turns:
         for call, _ in zip(turn.action.message.calls, turn.results, strict=False):  # calls of the last turn are not run
@@ -81,9 +90,10 @@ def first_function(trajectory: Trajectory, bug: Bug) -> str | None:
 
 
 def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
-    """Return (passed, kept) for the first edit that the tool tested; None if the tool tested no edit.
+    """Return (passed, kept) for the first edit that the tool ``try`` tested; None if ``try`` tested no edit.
 
-    ``passed``: the visible test passed. ``kept``: the final answer is this edit.
+    ``passed`` is whether the edited function passed the visible test, which the agent can see. ``kept`` is whether the
+    edit is also the final answer.
     """
     for turn in trajectory.env_turns:
         for call, result in zip(turn.action.message.calls, turn.results, strict=False):
@@ -95,19 +105,20 @@ def first_try(trajectory: Trajectory) -> tuple[bool, bool] | None:
 
 
 def repair_rates(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Return how often the first edit was right, and how attempts use the results of the tool.
+    """Return four rates by name, from 0 to 1: how often attempts repair the function, and how they use test results.
 
-    The first edit is in the first call of the tool or, without a call, in the final answer.
+    An attempt can try edits of the function with the tool ``try``, which runs the visible test. The final answer is an
+    edit, too. The first edit is in the first call of ``try`` or, without a call, in the final answer.
 
     - ``first_fix_rate``: of all attempts, the share whose first edit repairs the function.
     - ``corrected_rate``: of the attempts with a wrong first edit, the share whose final answer repairs the function.
-    - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share that kept this
-      edit as the final answer.
-    - ``kept_after_fail``: of the attempts whose first tested edit failed the visible test, the share that kept this
-      edit as the final answer.
+    - ``kept_after_pass``: of the attempts whose first tested edit passed the visible test, the share whose final answer
+      is the same edit.
+    - ``kept_after_fail``: of the attempts whose first tested edit failed the visible test, the share whose final answer
+      is the same edit.
 
-    The last two shares are equal for an agent that ignores the tool. Attempts that could not be graded are ignored. A
-    rate is left out if there are no attempts from which to compute the rate.
+    If an agent ignores the test results, ``kept_after_pass`` and ``kept_after_fail`` are about equal. Attempts that
+    could not be graded do not count. A rate is left out if no attempt counts for the rate.
     """
     judged = [t for t in trajectories if None not in (_of(t, "fixed"), _of(t, "first_fixed"))]
     tries = [found for found in map(first_try, judged) if found is not None]

@@ -1,4 +1,4 @@
-"""The settings of ``code-repair``."""
+"""The settings of the task set ``code-repair``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 
 
 class Settings(BaseModel):
-    """The settings of ``code-repair`` in a TOML file.
+    """The settings of the task set ``code-repair``, as in a TOML file.
 
     Example of a file:
 
@@ -39,13 +39,15 @@ class Settings(BaseModel):
     """The maximum number of actions in an episode."""
 
     shuffle_feedback: bool = False
-    """Whether the tool returns the result of a random edit of a random function, as a control experiment."""
+    """Whether the agent's test tool ignores the agent's edit, and returns the result of a random edit of a random
+    function instead. This is a control experiment."""
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings in ``data`` if ``data`` is a TOML file; else ``Settings(data=data)``.
+    """Return the settings of ``code-repair``. ``data`` is a TOML file of settings, or the data with the functions.
 
-    If ``data`` is not a TOML file, ``data`` contains the functions, and the other settings have their default values.
+    If the name of ``data`` ends in ".toml", the settings are read from the file ``data``. Otherwise the result is
+    ``Settings(data=data)``, with the default values of all other settings.
 
     Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """

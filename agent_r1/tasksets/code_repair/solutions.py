@@ -1,4 +1,4 @@
-"""Reference solutions of a task of ``code-repair``."""
+"""Reference solutions of the tasks of ``code-repair``: known right and wrong solutions, for checks of the task set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from agent_r1.tasksets.code_repair.tool import bug_of
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions.
+    """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
 
-    One wrong solution calls a tool ``max_turns`` times and gives no answer.
+    ``max_turns`` is the maximum number of actions in an episode. One of the wrong solutions uses all these actions for
+    tool calls, and gives no answer.
     """
 
     def of(task: Task) -> ReferenceSolutions:
@@ -41,7 +42,9 @@ def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
 
 
 def _unchanged(bug: Bug) -> str:
-    """Return a wrong answer: the line with the bug. If the agent chooses a proposal by its number, return a number that
-    no proposal has.
+    """Return a wrong answer to the task.
+
+    The agent answers with a line, or with the number of a proposed line. In the first case, the wrong answer is the
+    line with the bug. In the second case, the wrong answer is a number that no proposal has.
     """
     return str(len(bug.proposals) + 1) if bug.proposals else bug.source.splitlines()[bug.line].strip()

@@ -1,4 +1,4 @@
-"""The tool ``try``: it runs an edited function on the visible test of the task."""
+"""The tool ``try``: the agent edits one line of a function, and the tool runs the task's visible test on the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def bug_of(task: Task) -> Bug:
 
 
 def try_tool(sandbox: Sandbox) -> Tool:
-    """Return the tool ``try``. It applies the agent's edit and runs the visible test in ``sandbox``."""
+    """Return the tool ``try``. The tool edits the function as the agent asks, and runs the visible test in ``sandbox``.
+
+    The visible test is the only test of the function that the agent sees.
+    """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)
     async def try_edit(edit: str, task: Task) -> ToolResult:
@@ -44,8 +47,9 @@ def try_tool(sandbox: Sandbox) -> Tool:
 def shuffled_try_tool(sandbox: Sandbox, others: Sequence[Bug]) -> Tool:
     """Return a tool ``try`` for a control experiment: its results say nothing about the agent's edit.
 
-    The tool draws one of the functions in ``others``, edits this function at random, runs the visible test of this
-    function, and returns the result. An invalid edit of the agent gets the same error as in :func:`try_tool`.
+    The tool draws a function from ``others``, edits a random line of the function, runs the visible test of the
+    function, and returns the result. But if the agent's edit is invalid, the tool returns an error, as the tool of
+    :func:`try_tool` does.
     """
 
     @tool(name=TRY, timeout=sandbox.config.limits.seconds + WAIT, sandbox=sandbox)

@@ -1,4 +1,4 @@
-"""Problems with one right answer, as in the files of GSM8K and MATH."""
+"""Mathematical problems with one right answer, read from the files of benchmarks such as GSM8K and MATH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.tasksets.math.answers import stated_answer
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    r"""A problem. ``answer`` is only the gold answer, without the steps of the solution.
+    r"""A mathematical problem. ``answer`` is only the right answer, without the steps of the solution.
 
     Example:
         Problem("row-1", "What is half of a third?", r"\frac{1}{6}")
@@ -28,14 +28,14 @@ class Problem:
     answer: str
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. The agent does not see the data of the task."""
+        """Return the problem as a task. The agent sees ``text``, but not ``answer``, which is in ``Task.data``."""
         return Task(f"{split}/{self.id}", (Message.user(self.text),), {"answer": self.answer}, split)
 
 
 def read_problems(source: Path) -> tuple[Problem, ...]:
-    r"""Read a file of problems, a split on the hub, or a folder with one file per problem.
+    r"""Return the problems in ``source``: a file, a split on the hub, or a folder with one JSON file per problem.
 
-    The fields of a row decide its format:
+    The fields of a row show its format:
 
     - GSM8K: ``question``, and ``answer`` with a last line such as ``#### 18``
     - MATH: ``problem``, and ``solution`` with the answer in ``\boxed{..}``

@@ -1,4 +1,4 @@
-"""The scorer of mathematics."""
+"""The scorer of mathematical problems. It compares the agent's answer with the gold answer (the right answer)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ SECONDS = 5.0
 """The time limit for one comparison, in seconds. A comparison usually takes milliseconds."""
 
 LONGEST = 1000
-"""The maximum number of characters of an answer. A longer answer is wrong. Gold answers have less than half this
-length."""
+"""The maximum number of characters of an agent's answer. A longer answer counts as wrong. The right answers are less
+than half as long."""
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a comparison with the gold answer.
+    """The result of a check: does the agent's answer equal the right answer?
 
     Attributes:
-        correct: whether the agent's answer is right; None if the answers could not be compared.
-        reason: why the form was refused or the comparison failed; otherwise "".
+        correct: whether the agent's answer is right; None if the check failed.
+        reason: why the values of the two answers were not compared; "" if the values were compared.
 
     Example:
+        Checked(True)
+        Checked(False, "it is longer than 1000 characters")
         Checked(None, "score timed out")
     """
 
@@ -44,16 +46,19 @@ class Checked:
 
 
 class AnswerChecker:
-    """A checker that compares answers in separate processes, which are killed at the time limit."""
+    """A checker that compares answers in separate processes.
+
+    A process is killed if its comparison takes longer than ``seconds``.
+    """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Compare the answer ``said`` with the gold answer.
+        """Compare the agent's answer ``said`` with the right answer ``gold``. ``question`` is the text of the problem.
 
-        If the comparison raises an error or takes too long, the program tests whether math-verify can compute the gold
-        answer. If so, the answer ``said`` counts as wrong (``correct`` is False). Otherwise, ``correct`` is None.
+        The comparison with math-verify can raise an error or take too long. Then ``said`` counts as wrong if
+        math-verify can compute ``gold``. If math-verify cannot compute ``gold``, ``correct`` is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -74,9 +79,10 @@ class AnswerChecker:
 class MathScorer:
     """A scorer with two rewards.
 
-    - ``correct``: 1 if the final answer equals ``task.data["answer"]`` and has an acceptable form (see the module
-      ``form``); else 0. None if math-verify cannot compute the gold answer.
-    - ``form``: 1 if the last action states an answer, right or wrong, and every call was valid; else 0.
+    - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]``; else 0. Some answers get 0
+      although they are equal, for example "2 + 3" for "5" (see :func:`~agent_r1.tasksets.math.form.refusal_reason`).
+      The reward is None if math-verify cannot compute the right answer.
+    - ``form``: 1 if the last action states an answer, right or wrong, and every tool call was valid; else 0.
     """
 
     def __init__(self, checker: AnswerChecker) -> None:

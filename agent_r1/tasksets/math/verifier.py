@@ -1,4 +1,4 @@
-"""The comparison of two answers with math-verify, in a process of its own.
+"""The comparison of an agent's answer with the right answer by the library math-verify.
 
 Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
 takes all memory.
@@ -30,9 +30,10 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Compare ``said`` with the right answer ``gold``. Return (correct, reason).
+        """Return (correct, reason): whether the agent's answer ``said`` equals the right answer ``gold``.
 
-        ``reason`` is why the form of ``said`` is refused (see the module ``form``), else "".
+        An answer such as "2 + 3" for "5" is refused, although the values are equal. ``reason`` says why an answer is
+        refused; otherwise ``reason`` is "". ``question`` is the text of the problem.
         """
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
@@ -41,9 +42,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compute the gold answer, that is, finds the gold answer equal to itself.
+        """Return whether math-verify can compare the right answer ``gold`` with itself, and finds no difference.
 
-        As in :meth:`check`, the gold answer is first written in the notation of the agent's answer ``said``.
+        First, ``gold`` is written in the notation of the agent's answer ``said``, as in :meth:`check`.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
@@ -57,7 +58,8 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 def _are_equal(gold: str, said: str) -> bool:
     """Return whether math-verify finds ``said`` equal to ``gold``. The result can change if the arguments are swapped.
 
-    math-verify's time limits are off: after a time-out, it returns "not equal" even for a right answer.
+    The time limits of math-verify are off, because after a time-out math-verify returns "not equal" even for a right
+    answer.
     """
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 

@@ -59,11 +59,12 @@ class Questions:
 
 
 def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
-    """Build the task set of a benchmark such as ``hotpotqa``, or of a mixture (``name`` "multihop").
+    """Build the task set ``name``: a benchmark such as "hotpotqa", or "multihop" for a mixture of data sets.
 
-    ``data`` of a mixture is a TOML file (see ``mixture``). If ``corpus`` is None, the passages in the files of
-    questions are searched. Raises InvalidInput if a file is missing or malformed, or if there are no passages to
-    search.
+    ``data`` is a file of questions or, for a mixture, a TOML file (see the module ``mixture``). The agent searches the
+    passages in ``corpus``. If ``corpus`` is None, the agent searches the passages in the files of questions.
+
+    Raises InvalidInput if a file is missing or malformed, or if there are no passages to search.
     """
     if data is None:
         raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
@@ -109,10 +110,11 @@ def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions.
+    """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
 
-    The expected rewards of a right solution leave out ``sub_match``. The reason: one wrong solution repeats the
-    question and gets the reward ``sub_match`` if the question contains the right answer.
+    In a check of the task set, right solutions must reach 1.0 in the rewards ``em``, ``f1`` and ``gated``, and wrong
+    solutions must stay below 1.0. The check leaves out ``sub_match``: the wrong solution that repeats the question also
+    reaches 1.0 in ``sub_match`` if the question contains the right answer.
     """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
@@ -128,10 +130,11 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that measures the retriever's recall; None if no question has supporting titles.
+    """Return a function that takes the name of a split and measures the retriever's recall on the split's questions.
 
-    The function returns, for the name of a split, a mapping such as ``{"recall@5": 0.62}`` (see :func:`recall`). The
-    mapping is empty if no question of the split has supporting titles, or if the search fails.
+    Supporting titles are the titles of the passages that prove an answer. If no question of any split has supporting
+    titles, return None. The function returns a mapping such as ``{"recall@5": 0.62}`` (see :func:`recall`). The mapping
+    is empty if no question of the split has supporting titles, or if the search fails.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -150,8 +153,8 @@ def recall_function(
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
     """Return the mean recall of the retriever over the questions, in [0, 1].
 
-    The recall of a question is the share of its supporting titles among the titles of ``k`` retrieved passages. A
-    question without supporting titles is not allowed.
+    Supporting titles are the titles of the passages that prove an answer. The recall of a question is the share of its
+    supporting titles that the retriever finds in its first ``k`` passages. Every question must have supporting titles.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

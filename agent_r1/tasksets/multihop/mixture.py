@@ -35,9 +35,9 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that a data set of a mixture must not have, because splits have these names.
+"""Names that no data set of a mixture may have, because splits have these names.
 
-The questions of a test data set become a split with the name of the data set.
+For each test data set, there is a split with the name of the data set.
 """
 
 
@@ -51,7 +51,13 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, a :class:`Portion` of questions by the name of a data set."""
+    """The content of a mixture file: for each split, a mapping from the name of a data set to a :class:`Portion`.
+
+    A portion says where the data set is, and how many of its questions are drawn.
+
+    Example:
+        MixtureFile(test={"musique": Portion(data="musique_ans_v1.0_dev.jsonl", count=100)})
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -76,8 +82,8 @@ class Mixture:
 def read_mixture(path: Path, seed: int) -> Mixture:
     """Return the questions that a mixture file selects from its data sets.
 
-    Only the training questions depend on ``seed``. Training, validation and test share no question. Paths in the file
-    are relative to its folder.
+    Only the training questions depend on ``seed``. Training, validation and test share no question. A relative path in
+    the file begins at the folder of the file.
 
     Raises InvalidInput if the file is malformed, or a data set cannot be read or has too few questions.
     """
@@ -102,11 +108,11 @@ class _Draw:
     def portions(
         self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
     ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split. Return the questions of each data set, by the name of the data set.
+        """Draw the questions of one split, and return the questions by the name of their data set.
 
-        ``portions`` says how many questions to draw from each data set. ``salt`` determines which questions are drawn,
-        and their order. Questions in ``held`` are not drawn. Raises InvalidInput, which names the split, if a data set
-        has too few questions.
+        ``portions`` says how many questions to draw from each data set. ``salt`` determines which questions are drawn
+        and in which order. Questions in ``held`` are not drawn. Raises InvalidInput, which names the split, if a data
+        set has too few questions.
         """
         return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
 

@@ -1,4 +1,4 @@
-"""Multi-hop questions with their answers, as in the files of the benchmarks."""
+"""Questions that need several facts, with their answers, read from the files of benchmarks such as HotpotQA."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One row of a question file.
+    """A question with its right answers, from one row of a question file.
 
     Attributes:
-        answers: the right answers.
+        answers: the right answers. An agent must give only one right answer.
         supporting: the titles of the passages that prove the answer; () if unknown.
-        context: the passages in the row; () if there are none.
-        hops: the answers of all hops, including the last hop; () if unknown.
+        context: the passages that the row contains; () if the row contains no passages.
+        hops: the answers of all steps: the intermediate answers, then the final answer; () if unknown.
 
     Example:
         Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
@@ -48,13 +48,13 @@ class Question:
     hops: tuple[str, ...] = ()
 
     def task(self, split: str) -> Task:
-        """Return the question as a task. The agent does not see the data of the task."""
+        """Return the question as a task. The agent sees only ``text``. The answers are in ``Task.data``."""
         data = {"answers": self.answers, "supporting": self.supporting, "hops": self.hops}
         return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_questions(source: Path) -> tuple[Question, ...]:
-    """Read a file of questions, or a split on the hub. The fields of a row decide its format.
+    """Return the questions in ``source``: a file, or a split on the hub. The fields of a row show its format:
 
     - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
       ``supporting_facts`` as [title, sentence number] pairs, ``_id``
@@ -102,7 +102,7 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """Return the questions with the aliases of their answers added to ``answers``.
+    """Return ``questions``, with other names (aliases) of the right answer added to the answers of each question.
 
     ``entities`` maps the id of a question to the Wikidata id of the answer. ``file`` contains the aliases. If ``file``
     is missing, the questions are returned unchanged.

@@ -1,4 +1,4 @@
-"""Questions about chains of facts, by split."""
+"""Questions about invented people. To answer a question, an agent must find one fact or a chain of facts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the list of surnames that is used: "train", "validation" or "test". No surname is in two lists.
+        owner: the name of the list with the surnames of the people: "train", "validation" or "test". No surname is in
+            two lists.
         worlds: the number of worlds (sets of people).
         tasks: the number of questions.
-        hops: the lengths of the chains of facts. The list is repeated: (1, 2) gives chains of 1, 2, 1, 2, .. facts.
+        hops: how many facts a question needs. The numbers are used in turn: with (1, 2), the questions need 1, 2, 1,
+            2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
-        last: the names of the relations with which a chain can end.
+        last: the names of the relations that the last fact of a chain can have.
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))
@@ -48,9 +50,10 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", worlds=10, tasks=400, hops=(1, 2)),
     "unseen-relation": Split("test", worlds=10, tasks=400, hops=(1, 2), last=UNSEEN),
 }
-"""The splits. Training questions have one or two hops. The splits ``1-hop`` to ``5-hop`` are test splits.
+"""The splits. A question with n hops needs a chain of n facts. Training questions have one or two hops.
 
-The other test splits have one or two hops, and one difference from training:
+The splits ``1-hop`` to ``5-hop`` are test splits. The other test splits have one or two hops, and one difference from
+training:
 
 - ``paraphrased``: the wordings of pages and questions.
 - ``renamed-tool``: the name of the search tool.
@@ -58,7 +61,10 @@ The other test splits have one or two hops, and one difference from training:
 """
 
 _TRIES = 10_000
-"""The maximum number of chains that are drawn for one question. Many chains cannot be completed."""
+"""The maximum number of attempts to draw a new question.
+
+An attempt fails if the random chain of facts ends too early, or if the question has already been drawn.
+"""
 
 
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
@@ -81,10 +87,11 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task number ``index`` of a split with a new random question. Add the question to ``asked``.
+    """Return task ``index`` of ``split``, with a random question that is not in ``asked``.
 
-    The world of the question has the number ``prefix`` and an index: "0/7" for the prefix "0/" (see ``WorldKey``).
-    Raises InvalidInput if no new question is found.
+    The question is added to ``asked``. ``recipe`` says how the questions of the split are drawn. ``prefix`` is the
+    beginning of the numbers of the worlds (sets of people): with the prefix "0/", the worlds are "0/0", "0/1", .. (see
+    ``WorldKey``). Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]
     number = f"{prefix}{index // len(recipe.hops) % recipe.worlds}"
@@ -106,8 +113,10 @@ def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[st
 
 
 def question(chain: Chain, held_out_wording: bool, rng: random.Random) -> str:
-    """Return a question that asks for the last value of a chain, in the held-out wording or in a random training
-    wording.
+    """Return a question that asks for the last value of ``chain``.
+
+    If ``held_out_wording`` is True, the wording is one that no training question uses. Otherwise the wording is drawn
+    from the wordings of the training questions.
 
     Example:
         "In which city was the teacher of the rival of Clara Hale born?"

@@ -1,4 +1,4 @@
-"""The search tools of ``people``, and the rewards for the pages that were found."""
+"""The search tools of the task set ``people``, and the rewards for the pages that the searches found."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def search_tool(pages: int, name: str = "search") -> Tool:
 
 
 def retrieval_tool(pages: int) -> Tool:
-    """Return the search tool of naive RAG. A call returns at most ``pages`` pages, and does not repeat the question."""
+    """Return the search tool of naive RAG, a baseline that searches once and then answers.
+
+    A call returns at most ``pages`` pages. Unlike the tool of :func:`search_tool`, this tool does not add the question
+    of the task after the pages.
+    """
 
     @tool
     def search(query: str, task: Task) -> ToolResult:
@@ -69,13 +73,16 @@ def _result(found: Sequence[Passage], text: str) -> ToolResult:
 
 
 def pages_read(trajectory: Trajectory, task: Task) -> float:
-    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1."""
+    """Return the share of the needed pages that the searches of an attempt found, from 0 to 1.
+
+    The needed pages are the pages with the facts that the question needs.
+    """
     return share_of_pages(trajectory, task.data["chain"].pages)
 
 
 def supported(trajectory: Trajectory, task: Task) -> float:
     """Return :func:`pages_read` if the attempt gives an answer, right or wrong; else 0.0.
 
-    Without this condition, an agent is rewarded for searches alone, and learns never to answer.
+    If the answer were not necessary, an agent would be rewarded for searches alone, and would learn never to answer.
     """
     return 0.0 if final_answer(trajectory) is None else pages_read(trajectory, task)

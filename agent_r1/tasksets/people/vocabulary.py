@@ -1,4 +1,4 @@
-"""The words of ``people``: names, values of facts, and wordings of pages and questions."""
+"""The words of the task set ``people``: names, values of facts, and wordings of pages and questions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ DISHES = _words("dumplings lasagna moussaka omelette paella pancakes porridge ra
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation of a person to a person or to a value, and its wordings.
+    """A relation of a person to another person (a teacher) or to a value (a city of birth), with its wordings.
 
     Placeholders in the wordings of pages:
 
@@ -72,7 +72,7 @@ class Relation:
     Attributes:
         pages: wordings of a fact on a page.
         questions: wordings of a question that asks for the value; ``{x}`` stands for the person.
-        noun: the noun in "the {noun} of {x}" if the relation is to a person; else "".
+        noun: the word for the other person, such as "teacher", if the relation is to a person; else "".
         values: the possible values; () if the relation is to a person.
         held_out_page: a wording that no page of training uses.
         held_out_question: a wording that no question of training uses.
@@ -137,7 +137,7 @@ HELD_OUT_PERSONAL = _person(
     "{P} had {v} as a godparent.",
     held_out_page="The godparent chosen for {p2} was {v}.",
 )
-"""The relation to a person that is used only in the split ``unseen-relation``."""
+"""A relation to another person, the godparent. Only the split ``unseen-relation`` uses this relation."""
 
 VALUED: tuple[Relation, ...] = (
     Relation(
@@ -191,4 +191,4 @@ HELD_OUT_VALUED = Relation(
     "Name the dish of {x}.",
     values=DISHES,
 )
-"""The relation to a value, not to a person, that is used only in the split ``unseen-relation``."""
+"""A relation to a value, the favorite dish. Only the split ``unseen-relation`` uses this relation."""

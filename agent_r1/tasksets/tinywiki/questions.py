@@ -1,4 +1,4 @@
-"""Questions about chains of facts, in several wordings, by split."""
+"""Questions about generated wikis, in several wordings. To answer a question, an agent must find a chain of facts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def forward(chain: Chain) -> str:
 
 
 STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
-"""The wordings of training, by name."""
+"""The wordings of training questions, by name. A wording is a function that turns a chain of facts into a question."""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 
@@ -54,8 +54,8 @@ class Split:
             share no fact.
         wikis: the number of wikis.
         tasks: the number of questions.
-        kinds: the kinds of questions, as pairs (wording, number of hops). The list is repeated: in the example below,
-            the questions have 1, 2, 1, 2, .. hops.
+        kinds: the kinds of questions, as pairs (name of the wording, number of facts in the chain). The kinds are used
+            in turn: in the example below, the questions need 1, 2, 1, 2, .. facts.
         relation: a relation that every chain must contain, or None.
 
     Example:
@@ -84,10 +84,10 @@ SPLITS: Mapping[str, Split] = {
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""The splits, by name.
+"""The splits, by name. A question with n hops needs a chain of n facts.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops.
-- ``validation``: a third of the questions has three hops, so that the best checkpoint is one that answers three hops.
+- ``validation``: a third of the questions has three hops, so that the best checkpoint also answers three hops.
 - ``style-a``, ``style-b``: one and two hops. Each of these splits has one of the two wordings of training.
 - ``three-hop``: only questions of three hops.
 - ``one-hop``: only questions of one hop. The baseline naive RAG, which searches once, can also answer these questions.
@@ -98,7 +98,10 @@ SPLITS: Mapping[str, Split] = {
 
 
 _TRIES = 1000
-"""The maximum number of chains that are drawn for one task."""
+"""The maximum number of questions that are drawn for one task until a question is new and has the required relation.
+
+If no drawn question is suitable, the task gets the last question.
+"""
 
 
 @lru_cache(maxsize=32)
@@ -116,9 +119,10 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return task number ``index`` of a split, and add the pair (name of the wiki, question) to ``asked``.
+    """Return task ``index`` of ``split``, and add the pair (name of the wiki, question) to ``asked``.
 
-    The name of the task's wiki is ``prefix`` and a number: "train/0/5" for the prefix "train/0".
+    ``made`` says how the questions of the split are drawn. ``prefix`` is the beginning of the names of the wikis: with
+    the prefix "train/0", the wikis are "train/0/0", "train/0/1", ..
     """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"

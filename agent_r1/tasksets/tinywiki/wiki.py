@@ -10,13 +10,15 @@ from functools import lru_cache
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
-"""The index of each class of facts. A wiki contains only facts of its own class, so wikis of different classes share no
-fact."""
+"""The indices of the three classes of facts. Each possible fact belongs to one class (see :func:`fact_class`).
+
+A wiki contains only facts of one class, so wikis of different classes share no fact.
+"""
 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""The class of test wikis in which the relation "temple" has a new name, "market", which training does not use."""
+"""A class of wikis: test wikis in which the relation "temple" is called "market". Training never uses this word."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
@@ -105,16 +107,19 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a wiki whose facts are all of the class ``owner``: 0 for train, 1 for validation, 2 for test."""
+    """Draw a wiki with facts of only one class.
+
+    ``owner`` is the index of the class: 0 for train, 1 for validation, 2 for test.
+    """
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of the page ``title``, as a mapping from relations to values.
+    """Draw the facts of the page ``title``: a mapping from relations to values, such as {"mayor": "Bruno"}.
 
-    Each fact has the class ``owner`` (:func:`fact_class`). The values are titles of other pages in ``titles``, without
-    repetition.
+    The values are different titles of other pages in ``titles``. The function :func:`fact_class` returns ``owner`` for
+    each of the facts.
     """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):

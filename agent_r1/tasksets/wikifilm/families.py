@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 SHARES: Mapping[str, int] = {"train": 65, "validation": 10, "test": 25}
-"""The share of the families that each split gets, in percent."""
+"""The share of the families that each split gets, in percent. A family is a list of names of films and persons."""
 
 
 def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
@@ -32,9 +32,10 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 
 
 def class_of(name: str) -> str:
-    """Return the split of a family. ``name`` is the first name of the family in alphabetical order.
+    """Return the split ("train", "validation" or "test") of a family: a list of names of films and persons.
 
-    A hash of ``name`` decides the split, so the split is the same on every machine.
+    ``name`` is the first name of the list in alphabetical order. A hash of ``name`` decides the split, so the split is
+    the same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:
