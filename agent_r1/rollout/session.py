@@ -36,13 +36,12 @@ class Rollout(Protocol):
     """Code that makes attempts at tasks: the agent loop, a game, a scripted agent, or a user's own code."""
 
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
-        """Make one attempt at the task. Return a sequence with one trajectory, which has the attempt id ``context.id``.
+        """Make one attempt at the task, and return its trajectory in a sequence of length 1.
 
-        If the sequence has several trajectories, the attempt fails. To train both players of a game, give each
-        player groups of its own, as ``examples/self_play.py`` does.
+        The trajectory has the attempt id ``context.id``. Any other result counts as a failed attempt.
 
-        An attempt is cancelled soon after ``context.deadline``. A failed attempt raises no exception, but returns a
-        trajectory with a status that names the failure.
+        If the attempt fails, raise no exception: return a trajectory with a status that names the failure. An attempt
+        is cancelled soon after ``context.deadline``.
         """
         ...
 
@@ -249,10 +248,11 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Store the messages after the last sampled action in ``prompt`` as the observation of this action.
+        """Store ``prompt.new_messages`` as the observation of the turn that ``prompt`` continues.
 
-        Call this method if the outcome of an action becomes known only with the next prompt. Nothing is stored if the
-        turn of the action already has an observation, or if ``prompt`` starts a new branch.
+        The new messages are the messages after the action of the turn. Call this method if the outcome of an action
+        becomes known only with the next prompt. Nothing is stored if the turn already has an observation, or if
+        ``prompt`` starts a new branch (continues no turn).
         """
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]
@@ -311,8 +311,8 @@ class Session:
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
         """Return (rendered prompt, tokens, images) of turn ``index``.
 
-        The rendered prompt ends before the action. The tokens and images include the action and the whole branch before
-        it.
+        The rendered prompt ends before the action of the turn. The tokens and images cover the whole conversation, and
+        the action.
         """
         action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:
@@ -345,13 +345,14 @@ class _KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """The length of the conversation: (number of messages, number of characters of the action)."""
+        """The length of the conversation: (number of messages, number of characters of the action at the end)."""
         return len(self.messages), len(self.action.text)
 
     def begins(self, messages: Messages) -> bool:
         """Return whether ``messages`` begin with the messages of this conversation.
 
-        If the action was cut off (``has_end`` is False), its text may be longer in ``messages``.
+        The last message of the conversation is a sampled action. If the sampling stopped before an end token
+        (``has_end`` is False), the action may have a longer text in ``messages``: "Par" matches "Paris".
         """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):

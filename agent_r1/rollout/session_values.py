@@ -23,17 +23,18 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SessionPrompt:
-    """A conversation, with its text and its tokens as the policy sees them.
+    """A prompt: the messages of a conversation, and the text and tokens that the policy gets.
 
-    The conversation continues an earlier turn, the parent turn, or starts a new branch.
+    A prompt either continues an earlier turn of the session (the parent turn) or starts a new branch.
 
     Attributes:
         tools: the tools that the prompt describes.
-        rendered: the text of the conversation, and its tokens after the action of the parent turn.
-        token_ids: all tokens of the conversation.
+        rendered: ``rendered.text`` is the text of the whole conversation. ``rendered.token_ids`` has only the tokens
+            after the action of the parent turn. In a new branch, ``rendered.token_ids`` has all tokens.
+        token_ids: the tokens of the whole conversation.
         parent: the index of the parent turn; None for a new branch.
         new_messages: the messages after the action of the parent turn. In a new branch, all messages.
-        media: all images of the conversation, at their placeholder tokens in ``token_ids``.
+        media: the images of the whole conversation, with the positions of their placeholder tokens in ``token_ids``.
     """
 
     messages: Messages
@@ -47,7 +48,7 @@ class SessionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sampled action with its prompt, tokens and timing. Its outcome is not known yet."""
+    """A sampled action whose outcome is not known yet, with its prompt, tokens and timing."""
 
     prompt: SessionPrompt
     completion: Completion

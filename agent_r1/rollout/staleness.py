@@ -8,23 +8,26 @@ from agent_r1.rollout.collector import GroupRequest
 
 
 class StalenessController:
-    """A controller that starts groups so that the staleness of each attempt is at most ``max_staleness``.
+    """A controller that decides when groups start, so that the staleness of each attempt is at most ``max_staleness``.
 
-    Staleness is the number of optimizer steps between the oldest token of an attempt and the step that trains on the
-    attempt. Each step takes the next ``groups_wanted`` groups, in the order of ``group_id``: ``groups_per_step``
-    groups, plus 1 for each group of the step without a training signal (dynamic sampling: DAPO, arXiv:2503.14476). A
-    group has no training signal if the algorithm's filters keep none of its attempts.
+    The staleness of an attempt is the number of optimizer steps between its oldest token and the step that trains on
+    the attempt. If ``max_staleness`` is 0, training is synchronous.
 
-    A group starts when the current step, or one of the next ``max_staleness`` steps, is certain to take the group. So
-    each sampled group is used. If ``max_staleness`` is 0, training is synchronous.
+    Groups are numbered from 0, and each step takes the next groups in this order. A step takes ``groups_per_step``
+    groups, and then one more group for each of its groups that has no training signal (dynamic sampling: DAPO,
+    arXiv:2503.14476). A group has no training signal if the algorithm's filters keep none of its attempts.
+    ``groups_wanted`` is the number of groups that the current step takes, as far as known now.
 
-    Example: 4 groups per step, ``max_staleness`` 0, ``refill`` 1. Groups 0 to 3 start immediately. If group 2 has no
-    training signal, group 4 starts. The last group that this step can take is group 7.
+    A group is allowed to start as soon as one thing is certain: the current step, or one of the next ``max_staleness``
+    steps, takes the group. So no group is sampled in vain.
+
+    Example: a run has 4 groups per step, ``max_staleness`` 0 and ``refill`` 1. Groups 0 to 3 start immediately. If
+    group 2 has no training signal, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.
 
     Args:
         steps: the number of optimizer steps that remain.
-        groups_per_step: the number of groups that a step takes without refills.
-        refill: limits the groups of a step to ``1 + refill`` times ``groups_per_step``.
+        groups_per_step: the number of groups that a step takes if all its groups have a training signal.
+        refill: a step takes at most ``(1 + refill) * groups_per_step`` groups.
         taken: the number of groups that the run used before it was resumed.
         version: the version of the weights that the engine serves.
     """
@@ -54,7 +57,7 @@ class StalenessController:
     async def acquire(self, request: GroupRequest) -> int:
         """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
 
-        If the run needs no more groups, this method waits until its task is cancelled.
+        If the run needs no more groups, the call never returns and has to be cancelled.
         """
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())

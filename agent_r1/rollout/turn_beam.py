@@ -48,7 +48,7 @@ class Conversation:
 
     Attributes:
         actions: the actions of the conversation.
-        value: the predicted sum of the rewards after the last state; minus infinity if the attempt failed.
+        value: the predicted sum of the rewards that are still to come; minus infinity if the attempt failed.
         trajectory: the trajectory if the episode has ended, otherwise None.
     """
 
@@ -58,17 +58,20 @@ class Conversation:
 
 
 class _TurnEnd(Exception):
-    """Raised by a :class:`RepeatingEngine` to end the attempt when the agent loop requests a second new action."""
+    """Raised by a :class:`RepeatingEngine` to end the attempt, if the agent loop requests one action too many."""
 
 
 @dataclass(slots=True)
 class RepeatingEngine:
     """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
 
+    In one turn of the beam search, several of these engines sample one new action each. The new actions are numbered
+    from 0.
+
     Attributes:
         engine: samples the new action.
-        number: the index of the new action among all new actions of a turn of the beam search. New action 0 is sampled
-            with the policy's sampling parameters. Every other new action is sampled with a seed of its own.
+        number: the number of the new action. Action 0 is sampled with the policy's sampling parameters. Every other
+            action is sampled with a seed of its own.
         temperature: replaces a temperature of 0, unless ``number`` is 0.
         actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
@@ -131,7 +134,7 @@ class BeamSearch:
     """The settings of a beam search over turns.
 
     Attributes:
-        values: predicts the sum of the rewards that follow a state.
+        values: predicts the sum of the rewards that follow a state (a conversation after the environment's answer).
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
         temperature: if the policy's temperature is 0, all new actions of a turn except the first one are sampled at
@@ -181,8 +184,8 @@ class TurnBeam:
     ) -> Conversation:
         """Return ``conversation`` with one more turn. If the attempt fails, the result has the value minus infinity.
 
-        ``number`` is the index of the new action among all new actions of this turn of the beam search. New
-        actions with different indices are sampled with different seeds.
+        A turn of the beam search calls this method several times. The calls are numbered from 0, and ``number`` is the
+        number of this call. Each call samples its action with a different seed.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)

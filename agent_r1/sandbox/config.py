@@ -24,15 +24,15 @@ class Limits(BaseModel):
     model_config = _SETTINGS
 
     seconds: float = Field(default=10.0, gt=0)
-    """The time limit of one call, in wall-clock seconds."""
+    """The time limit of one run of code (a program or a cell), in wall-clock seconds."""
 
     cpu_seconds: int = Field(default=120, ge=1)
-    """The limit of CPU time of one process over its whole life, in seconds."""
+    """The largest CPU time of one process over its whole life, in seconds."""
 
     memory: int = Field(default=512 * _MIB, ge=64 * _MIB)
     """The largest address space of each process, in bytes.
 
-    With cgroups, this also limits the sum of the memory of all processes and the files in /tmp.
+    With cgroups, the same number also limits a total: the memory of all processes plus the size of the files in /tmp.
     """
 
     processes: int = Field(default=16, ge=1)
@@ -45,7 +45,7 @@ class Limits(BaseModel):
     """The largest number of open files of each process."""
 
     output: int = Field(default=64 * 1024, ge=1)
-    """The number of bytes of stdout, and of stderr, that are kept for each call. Further bytes are dropped."""
+    """The number of bytes of stdout, and of stderr, that are kept for each run of code. Later bytes are dropped."""
 
 
 class SandboxConfig(BaseModel):
@@ -64,4 +64,4 @@ class SandboxConfig(BaseModel):
     """The limits of one program."""
 
     packages: tuple[Path, ...] = ()
-    """Folders from which programs can import, such as a site-packages folder. Programs cannot change them."""
+    """Folders from which programs can import, such as a site-packages folder. Programs cannot change these folders."""

@@ -1,11 +1,12 @@
 """Grade a candidate (untrusted code with functions) so that the candidate cannot forge the verdict.
 
 The tests and the candidate run in two sandboxed processes that exchange only plain data. The candidate's process never
-gets the tests. A candidate passes only if the tests' process ends its output with the nonce, a random number drawn for
-this run.
+gets the tests. A candidate passes only if the tests' process ends its output with the nonce: a secret random number,
+new for each run.
 
-If the tests call a function with an argument that changes on the way to the candidate's process, there is no verdict.
-A candidate cannot cause this by returning such a value: each value that it can return can be sent back unchanged.
+Some arguments cannot be sent to the candidate's process unchanged. If the tests call a function with such an argument,
+the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). A candidate cannot use this rule to avoid
+failing: the tests can send every result of the candidate back unchanged.
 """
 
 from __future__ import annotations

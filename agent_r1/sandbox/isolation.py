@@ -133,10 +133,11 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options for a sandbox without the layer FILES: programs see the host's file system.
+        """Yield the bubblewrap options with which programs see the host's file system instead of a private file system.
 
-        With :attr:`spare_user`, programs cannot read private folders (folders that not every user can read). Only the
-        interpreter, the worker and the packages stay readable there.
+        If :attr:`spare_user` is True, programs cannot read folders that are not readable for every user, such as
+        ``/root``. If such a folder contains the interpreter, ``worker.py`` or a package, programs can still read these
+        files.
         """
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:

@@ -21,7 +21,7 @@ START_SECONDS = 30.0
 """The time limit for starting a process, in seconds."""
 
 MAX_STREAM = 64 * 2**20
-"""The largest number of bytes on one stream in one call. A process that prints more is killed."""
+"""The largest number of bytes that a call may print to stdout, or to stderr. A process that prints more is killed."""
 
 _END_SECONDS = 1.0
 _CHUNK = 2**16
@@ -37,7 +37,7 @@ class _WorkerGone(Exception):
 
 
 class _Stream:
-    """The output of a program on one stream: the beginning is kept, and the rest is dropped. Reading never blocks."""
+    """The output on stdout or stderr: the first ``limit`` bytes are kept, the rest is dropped. Reading never blocks."""
 
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
@@ -55,9 +55,9 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output since the last ``take``.
+        """Return the output of the program that has just ended. The output of the next program is collected anew.
 
-        Call ``take`` after the worker has reported the program's end: the output is complete only then.
+        Call this method after the worker has reported the program's end. Before, the output can be incomplete.
         """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
@@ -87,8 +87,8 @@ class SandboxProcess:
     async def call(self, kind: Literal["cell", "program"], source: str) -> ExecutionResult:
         """Run source code and return the result. If ``result.alive`` is False, the process accepts no further call.
 
-        A "cell" keeps its variables for later cells, and prints the value of its last expression. A "program" runs as a
-        whole.
+        A "cell" runs as in a notebook: the value of the last expression is printed, and later cells can use the
+        variables. A "program" runs as a script.
         """
         text = source.encode("utf-8", "replace")
         try:
@@ -221,8 +221,8 @@ async def run_program(
 ) -> ExecutionResult:
     """Run a whole program in a process of its own, and return the result.
 
-    The new process inherits the socket ``connection`` under the same file descriptor. This function closes the caller's
-    socket.
+    The new process inherits the socket ``connection`` under the same file descriptor. In the calling process, this
+    function closes ``connection``.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:

@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return ``"none: nothing"`` if a Sandbox object of the level ``none`` exists in this process; otherwise None.
+    """Return the text "none: nothing" if this process has a sandbox without isolation; otherwise None.
 
-    A sandbox of this level runs programs without isolation.
+    The text has the form of :attr:`Sandbox.isolation`: the level is "none", and nothing is isolated.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -35,7 +35,8 @@ def find_unconfined_sandbox() -> str | None:
 def sandbox_level(declaration: object) -> str | None:
     """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``.
 
-    ``declaration`` is a Sandbox, or a text, which is returned unchanged. For any other value, return None.
+    If ``declaration`` is a Sandbox, return :attr:`Sandbox.isolation`. If ``declaration`` is a text, return the text.
+    For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -78,7 +79,7 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The isolation level and its layers, such as ``bubblewrap: files limits network``."""
+        """The isolation level and its layers: ``bubblewrap: files limits network``. No layers: ``none: nothing``."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:

@@ -40,13 +40,14 @@ class AttemptFilter:
 
     Attributes:
         step: the number of the optimizer step at which the attempt was trained or dropped.
+        fate: "trained", "dropped", or "pending" (neither trained nor dropped yet).
         task: the id of the task.
         has_reward: whether the reward is known.
         reward_below: the reward is below this number.
         reward_from: the reward is at least this number.
         reward_to: the reward is at most this number.
-        text: this text occurs in the attempt's id, in the reason of its status or in the reason of its fate. Case is
-            ignored.
+        text: this text occurs in the attempt's id, in ``status_reason`` or in ``fate_reason`` (see
+            :class:`AttemptSummary`). Case is ignored.
         recorded: whether the attempt has token records (:class:`TokenRecord`).
         id_prefix: the attempt's id begins with this text, with or without the name of the run.
     """
@@ -78,6 +79,7 @@ class AttemptSummary:
         reward: the weighted sum of all rewards; None if not known.
         fate: "trained" or "dropped"; None if not decided yet.
         step: the number of the optimizer step at which the attempt was trained or dropped.
+        fate_reason: why the attempt was dropped.
         credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
     """
 

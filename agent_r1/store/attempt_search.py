@@ -26,10 +26,10 @@ from agent_r1.store.compression import unpack_document
 from agent_r1.store.rows import attempt_key
 
 SEARCH_SECONDS = 0.1
-"""After this time, the search for one page ends, and the page holds the attempts found so far."""
+"""The time limit of a text search for one page of a list, in seconds. The page then holds the attempts found so far."""
 
 SEARCHED_AT_LEAST = 100
-"""The search for one page reads at least this number of attempts, even after the time limit."""
+"""The number of attempts that a text search reads before SEARCH_SECONDS can end the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class AttemptPage:
 
     Attributes:
         last: the last attempt that was read, after which the next page begins. None: there is no next page.
-        searched: the number of attempts whose conversations were searched.
+        searched: the number of attempts in which a text was searched; 0 without a search.
     """
 
     attempts: tuple[AttemptSummary, ...]
@@ -53,7 +53,8 @@ class AttemptList:
     Attributes:
         order: the column by which the list is sorted, such as "reward". Attempts without a value come last.
         descending: whether the largest value comes first.
-        text: a text that the conversation of each attempt contains. None: no search.
+        text: a text that each attempt contains in its id, in its conversation, in ``status_reason`` or in
+            ``fate_reason`` (see :class:`AttemptSummary`). None: no search.
     """
 
     where: AttemptFilter = field(default_factory=AttemptFilter)
@@ -144,7 +145,11 @@ def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[Atte
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield the stored texts of an attempt: id and reasons as strings, messages and turns as packed documents."""
+    """Yield the stored texts of one attempt, in which a search looks for a text.
+
+    The id of the attempt is a string. The reasons why the attempt failed or was dropped are strings too. The messages
+    of the attempt are packed documents: results of :func:`pack_document`.
+    """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()
     yield from filter(None, texts)

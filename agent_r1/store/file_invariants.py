@@ -96,8 +96,7 @@ def _inode(folder: Path) -> int | None:
 def invalid_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
     """Yield one message for each checkpoint that :func:`check_checkpoint` refuses.
 
-    If training continues during the check, it can remove an old checkpoint. No message is yielded for a removed
-    checkpoint.
+    Training can continue during the check and remove an old checkpoint. No message is yielded for a removed checkpoint.
     """
     for checkpoint in reversed(files.checkpoints):
         try:
@@ -146,8 +145,9 @@ def _check_model(connection: sqlite3.Connection, model: Path) -> str | None:
 
 
 def changed_config(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the configuration file cannot be read, or differs from the configuration in the database,
-    with which the run was first started.
+    """Yield a message if the configuration file cannot be read, or differs from the configuration in the database.
+
+    The database holds the configuration with which the run was first started.
     """
     file = files.folder / CONFIG_FILE
     recorded = json.loads(connection.execute("SELECT config FROM segments ORDER BY segment LIMIT 1").fetchone()[0])
@@ -186,10 +186,10 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a warning if the run is complete, but the seal of its last row is neither in ``seal.json`` nor in a
-    manifest.
+    """Yield a warning if the run is complete, but the seal of its last row is in no file outside the database.
 
-    The seal of a row is a hash of this row and all earlier rows.
+    The seal of a row is a hash of this row and all earlier rows. The files with seals are ``seal.json`` and the
+    manifests of the checkpoints and of the model.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):  # only a warning: a run that is killed at its very end leaves no seal file

@@ -52,7 +52,7 @@ class Seal(NamedTuple):
 
 
 START = Seal(0, bytes(SEAL_BYTES))
-"""The seal before the first row."""
+"""The previous seal of the first row."""
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
@@ -182,7 +182,7 @@ def contradicts(connection: sqlite3.Connection, seal: Seal) -> str | None:
 
 
 def broken_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line for each row that was added or changed, and for each gap from which rows were removed."""
+    """Yield one line for each change that :class:`Ledger` did not make: an inserted, changed or removed row."""
     last = START
     for table, row, seal, *values in merge(*(_read_rows(connection, table) for table in KEYS), key=itemgetter(1)):
         if row <= last.row:

@@ -161,7 +161,10 @@ class RunReader:
         return None if found is None else Image.from_bytes(*found)
 
     def with_images(self, trajectory: Trajectory) -> Trajectory:
-        """Return a trajectory of this run with the bytes of the images in its messages."""
+        """Return a copy of ``trajectory`` with the bytes of its images. Other methods leave these bytes out.
+
+        ``trajectory`` is a trajectory of this run.
+        """
 
         def filled(messages: Iterable[Message]) -> tuple[Message, ...]:
             return tuple(replace(message, parts=tuple(map(self._filled, message.parts))) for message in messages)

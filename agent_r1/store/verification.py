@@ -23,11 +23,15 @@ FATES = ("trained", "dropped", "superseded", "pending")
 class VerificationReport:
     """The result of verifying a run. If the database is damaged, all counts are 0.
 
+    The seal of a row is a hash of the row and all earlier rows. Some seals are also stored in files outside the
+    database: in ``seal.json`` and in the manifests of checkpoints and of the model.
+
     Attributes:
-        attempts: the number of attempts by fate.
+        attempts: the number of trained, dropped, superseded and pending attempts. A superseded attempt became invalid
+            when the run was resumed. A pending attempt is neither trained nor dropped yet.
         rows: the number of rows in the database.
-        not_closed: the number of rows after the last row whose seal is in ``seal.json`` or in a manifest. A seal is a
-            hash of a row and all earlier rows. If there are violations, this number is 0.
+        not_closed: the number of rows after the last row whose seal is stored in such a file. If there are violations,
+            this number is 0.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
     """
@@ -67,7 +71,7 @@ def verify(folder: Path) -> VerificationReport:
 
 
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""The errors that reading a damaged database raises. UnicodeDecodeError: SQLite's error message has damaged text."""
+"""The errors of reading a damaged database. UnicodeDecodeError: a message of SQLite has bytes that are not UTF-8."""
 
 
 def _decode_text(text: bytes) -> str:
@@ -92,7 +96,7 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line about an invariant with violations: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"."""
+    """Yield one line if there are violations: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"."""
     found: list[str] = []
     try:
         found.extend(offenders)

@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object without an encoder is stored by ``keep``, and encoded as an index."""
+    """Return a value as JSON data. An object without an encoder is stored: ``keep`` returns the index to send."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -57,7 +57,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if a test calls the untrusted code with an argument that would arrive there as a different value."""
+    """Raised if a test calls the untrusted code with an argument that the untrusted code would receive changed."""
 
 
 def encode_exactly(value: Any) -> Any:
@@ -114,7 +114,7 @@ FUNCTIONS: tuple[Any, ...] = (
 )
 TYPES = {kind: name for name, kind in vars(builtins).items() if isinstance(kind, type) and name[0] != "_"}
 NAMED: dict[Any, str] = TYPES | {function: function.__name__ for function in FUNCTIONS}
-"""Names of builtin types and of pure functions. The processes exchange only the names."""
+"""The builtin types and pure functions that the tests and the candidate can exchange. Only their names are sent."""
 
 
 def factory_name(value: Any) -> str | None:
@@ -138,7 +138,7 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type that is given by its name. Its module is not imported."""
+    """A type that is given by the name of its module and its own name, so that the module need not be imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -195,7 +195,7 @@ SPECIFIC_ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bytearray, lambda value, inner: {"bytearray": bytes(value).hex()}),
     (memoryview, lambda value, inner: {"bytes": bytes(value).hex()}),
 )
-"""Pairs (type, encoder), tried before ENCODERS. In the opposite order, a Counter would be encoded as a dict."""
+"""Pairs (type, encoder) that are tried before ENCODERS. Otherwise, a Counter would be encoded as a plain dict."""
 
 ENCODERS: tuple[tuple[Any, Encoder], ...] = (
     (bool, lambda value, inner: bool(value)),
@@ -309,7 +309,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run ``source``, the untrusted code. Then, for each request from the tests' process, call one of its functions."""
+    """Run ``source``, the untrusted code. Then call a function of ``source`` for each request of the tests' process."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:

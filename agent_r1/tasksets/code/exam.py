@@ -54,9 +54,9 @@ class Exam:
         )
 
     def _candidate(self, solution: str) -> str:
-        """Return the source of a program that runs ``given``, the solution and ``after``.
+        """Return the source of a program that runs ``self.given``, then ``solution``, then ``self.after``.
 
-        The three sources are compiled separately, so that a solution can begin with ``from __future__``.
+        Each of the three sources is compiled by itself, so that a solution can begin with ``from __future__``.
         """
         after = self.after + (_HANDER if self.handed else "")
         parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]

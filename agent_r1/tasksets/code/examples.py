@@ -15,7 +15,7 @@ _GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A public example: the sources of a call and of its expected value.
+    """A public example of a task: a call and its expected value, both as Python source code.
 
     Example:
         Example("add(2, 3)", "5")

@@ -48,10 +48,10 @@ def trial_program(code: str, exam: Exam, examples: Sequence[Example]) -> str:
 
 
 def format_trial(outcome: ExecutionResult) -> ToolResult:
-    """Convert the outcome of a :func:`trial_program` to a tool result.
+    """Convert the outcome of a :func:`trial_program` to a result of the tool ``run_tests``.
 
-    A call succeeds even if examples fail. A call fails if the program does not end normally, for example after a
-    time-out.
+    If the program does not end normally, for example after a time-out, the tool result is an error. If the program ends
+    normally, the tool result is no error, even if the solution is wrong.
     """
     text = outcome.stdout.text + outcome.stderr.text
     if outcome.ok:

@@ -33,7 +33,9 @@ MAX_OUTPUT = 300
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    """Build the task set. ``data`` contains the functions, or is a TOML file of settings.
+    """Build the task set. In each task, the agent repairs a function in which a bug was planted.
+
+    ``data`` is a file or data set of functions with tests, in the format of MBPP, or a TOML file of settings.
 
     Raises InvalidInput if an argument cannot be used, or if no bug can be planted.
     """

@@ -21,7 +21,7 @@ from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_s
 
 _TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
 _AT_ONCE = 25
-"""The number of functions that one program tests. To start a program takes longer than to test a function."""
+"""The largest number of functions that one program tests. Starting a program takes longer than testing a function."""
 
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
 """The limits of a program that tests up to ``_AT_ONCE`` functions."""
@@ -32,7 +32,7 @@ class Bug:
     """A function with one planted bug.
 
     Attributes:
-        kind: the kind of the mutation, such as "comparison".
+        kind: the kind of the bug, such as "comparison".
         source: the source of the function with the bug.
         right: the source of the function without the bug.
         line: the index of the line with the bug, from 0.
@@ -53,7 +53,11 @@ class Bug:
 
     @property
     def repair(self) -> str:
-        """The right answer: the line without the bug, or the number of the right proposal, from 1."""
+        """The right answer of the agent, as text.
+
+        If the agent chooses from a numbered list of lines (``proposals`` is not empty), the right answer is a number,
+        from 1. Otherwise, the right answer is the line without the bug.
+        """
         if self.proposals:
             return str(self.proposals.index(self.right) + 1)
         return self.right.splitlines()[self.line].strip()
@@ -67,9 +71,9 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The text contains the request to write the function, the first test, and the function with the bug. If the agent
-        chooses among proposals, the text also contains the changed line of each proposal. ``number`` is the last part
-        of the task's id.
+        The task's text contains the request to write the function, the first test, and the function with the bug. If
+        ``proposals`` is not empty, the text ends with a numbered list of lines, from which the agent chooses the right
+        line. ``number`` is the last part of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))
@@ -94,19 +98,20 @@ class _Function:
 def plant_bugs(
     problems: Sequence[Problem], count: int, lines: int, proposals: int, seed: str, sandbox: Sandbox
 ) -> tuple[Bug, ...]:
-    """Return up to ``count`` bugs of each function with at most ``lines`` lines.
+    """Plant bugs in the functions that solve ``problems``. Return at most ``count`` bugs for each function.
 
-    A mutation (a copy with one changed line) is a bug under three conditions:
+    A mutation is a copy of a function with one changed line. A mutation is a bug under three conditions:
 
-    - The visible test and at least one hidden test fail.
-    - No test runs too long.
+    - The first test (the agent sees only this test) and at least one other test fail.
+    - No test is unusable, for example because it runs too long.
     - :func:`apply_edit` with the original line restores the function.
 
-    A function that fails its own tests, or has fewer than two tests, gets no bug.
+    A function gets no bug if it has more than ``lines`` lines, fails its own tests, or has fewer than two tests.
 
     Args:
-        proposals: the maximum number of proposals per bug (see :class:`Bug`). 0: the agent writes the right line.
-        seed: determines the bugs and proposals. Equal seeds give equal bugs on every machine.
+        proposals: the maximum number of versions of a function from which the agent chooses. 0: there is no choice, and
+            the agent writes the right line.
+        seed: determines the bugs and the choices. Equal seeds give equal bugs on every machine.
     """
     functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
     with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
@@ -138,7 +143,8 @@ def _function(problem: Problem, lines: int) -> _Function | None:
 def _bugs(function: _Function, outcomes: Sequence[str]) -> Iterator[Bug]:
     """Yield a :class:`Bug` for each mutation that meets the conditions in :func:`plant_bugs`.
 
-    ``outcomes`` has one text per mutation, with one letter per test (see ``inside/trials.py``).
+    ``outcomes`` has one text per mutation, such as "ppf". A text has one letter per test: "p" (passes), "f" (fails) or
+    "x" (unusable).
     """
     for mutation, outcome in zip(function.mutations, outcomes, strict=True):
         visible, hidden = outcome[0], outcome[1:]
@@ -178,7 +184,7 @@ def _propose(bug: Bug, count: int, rng: random.Random) -> Bug:
 async def _outcomes(functions: Sequence[_Function], sandbox: Sandbox) -> list[list[str]]:
     """Return one list per function: a text for the function itself, then a text for each mutation.
 
-    A text such as "ppf" has one letter per test (see ``inside/trials.py``).
+    A text such as "ppf" has one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
     """
     parts = [functions[start : start + _AT_ONCE] for start in range(0, len(functions), _AT_ONCE)]
     results = await asyncio.gather(*(_run(part, sandbox) for part in parts))

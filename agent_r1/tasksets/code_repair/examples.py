@@ -27,7 +27,7 @@ class SolvedTask:
 
     Attributes:
         text: the request, the test and the function with the wrong line.
-        proposals: the lines that the agent can choose from.
+        proposals: the lines from which the agent chooses.
         tries: a pair (line, result of the tool) per try. The last line passes the test.
     """
 
@@ -36,10 +36,10 @@ class SolvedTask:
     tries: tuple[tuple[str, str], ...]
 
     def messages(self, choosing: bool) -> tuple[Message, ...]:
-        """Return the solved task as a conversation: the request, the calls of ``try`` with their results, the answer.
+        """Return the solved task as a conversation: the request, each call of the tool with its result, the answer.
 
-        If ``choosing`` is True, the request lists proposed lines, numbered from 1, and the agent gives the number of a
-        line instead of its text.
+        If ``choosing`` is True, the request ends with a list of lines, numbered from 1, and the agent gives the number
+        of a line. Otherwise, the agent writes the line.
         """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
@@ -80,6 +80,7 @@ _SOLVED = (
 def examples(choosing: bool) -> tuple[Message, ...]:
     """Return the two solved tasks as messages.
 
-    If ``choosing`` is True, the messages of the agent contain the number of a proposed line; else the line itself.
+    If ``choosing`` is True, the agent chooses lines from a list and gives their numbers. Otherwise, the agent writes
+    the lines.
     """
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

@@ -23,8 +23,12 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
     """Test several versions of each function, and print the results as JSON.
 
     Each item of ``functions`` is one function: (code that runs first, sources of the versions, tests). A test is a pair
-    (call, expected value). The printed JSON is one list per function. The list has one text per version, such as "ppf"
-    (:func:`outcome_of`).
+    (call, expected value).
+
+    The JSON has one list per function, and each list has one text per version. A text has one letter per test: "p"
+    (passes), "f" (fails) or "x" (unusable). Example for a function with two versions and three tests:
+
+        [["ppp", "ppf"]]
     """
     outcomes = []
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
