@@ -165,14 +165,19 @@ def setting_keys(cls: type[BaseModel]) -> list[str]:
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting, or an entry of a table such as ``algorithm.loss``."""
+    """Return whether a dotted key names a setting, such as ``trainer.learning_rate``, or an entry of a table setting.
+
+    Example:
+        The setting ``algorithm`` is a table. The key ``algorithm.loss`` names the entry ``loss`` of this table.
+    """
     return find_field(cls, key) is not None
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field that a dotted key names, or None.
+    """Return the field of the setting that a dotted key names, or None if there is no such setting.
 
-    For an entry of a table, such as ``algorithm.loss``, return the field of the table.
+    A key can also name an entry of a setting that is a table. Then return the field of the table. For example,
+    ``algorithm.loss`` names the entry ``loss`` of the table ``algorithm``, and the result is the field ``algorithm``.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -185,7 +190,9 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a group of settings, such as ``trainer``; None for any other field."""
+    """Return the settings class of a field that holds a group of settings, such as ``trainer``; None for any other
+    field.
+    """
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
@@ -237,9 +244,9 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in the nested mapping ``values``. Keys begin with ``prefix``.
+    """Yield (dotted key, value) of each setting in the nested mapping ``values``. ``prefix`` is put before each key.
 
-    A value that is a mapping gives one pair for each of its entries.
+    A value that is a mapping gives one pair for each entry of the mapping.
 
     Example:
         {"steps": 20, "algorithm": {"loss": "cispo"}} -> ("steps", 20), ("algorithm.loss", "cispo")
@@ -257,7 +264,9 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return ``key`` without a last part ``name`` that chooses a component, because both keys mean the same setting.
+    """Return ``key`` without ``.name`` at the end, if the key chooses a component.
+
+    The keys ``algorithm.loss.name`` and ``algorithm.loss`` mean the same setting: the name of the loss.
 
     Example:
         algorithm.loss.name -> algorithm.loss
@@ -269,10 +278,14 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested dictionaries. The keys of a table, such as ``loss.clip_high``, stay dotted.
+    """Return the settings, which have dotted keys, as nested dictionaries.
+
+    A group of settings, such as ``trainer``, becomes a dictionary. A setting that is a table, such as ``algorithm``,
+    becomes a dictionary whose keys can have dots.
 
     Example:
         {"steps": 20, "trainer.learning_rate": 1e-3} -> {"steps": 20, "trainer": {"learning_rate": 1e-3}}
+        {"algorithm.loss.clip_high": 0.3} -> {"algorithm": {"loss.clip_high": 0.3}}
     """
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():

@@ -49,32 +49,34 @@ class Kl(Component):
     """Weight of the penalty. If ``target`` is set, this is only the initial weight."""
 
     estimator: KlEstimator = "k3_plus"
-    """Estimator of KL(pi || ref) (see ``kl_k1``, ``kl_k2``, .. in ``algorithms/ops.py``). The expected gradient is 0
-    for k1, the gradient of KL(ref || pi) for k3, and the gradient of KL(pi || ref) for all other estimators."""
+    """Estimator of KL(pi || ref), with the policy pi and the reference policy ref (see ``kl_k1``, ``kl_k2``, .. in
+    ``algorithms/ops.py``). The expected gradient is 0 for k1, the gradient of KL(ref || pi) for k3, and the gradient of
+    KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the estimate k3 at a token (10 in verl). With the estimator "k3", a token at the bound has no
-    gradient. none: no bound."""
+    """Largest value of the KL estimate k3 at a token (10 in verl). The estimators k1 and k2 do not use k3, and have no
+    bound. With the estimator k3, a token at the bound has no gradient. none: no bound."""
 
     sync_steps: int = Field(default=0, ge=0)
-    """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: it is always the policy before
-    training."""
+    """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: the reference policy is always
+    the policy before training."""
 
     sync_alpha: float = Field(default=0.6, gt=0, le=1)
-    """alpha in each change of the reference policy: it becomes alpha * policy + (1 - alpha) * reference
-    (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656)."""
+    """alpha in each change of the reference policy: the new reference policy is alpha * policy + (1 - alpha) * old
+    reference policy (``ref_model_mixup_alpha`` in TRL, arXiv:2404.09656)."""
 
     placement: Literal["loss", "reward"] = "loss"
     """Where the penalty is applied. loss: a term of the loss. reward: the penalty, estimated by k1, is subtracted from
     the reward of each action token."""
 
     target: float | None = Field(default=None, gt=0)
-    """Desired KL divergence per token, towards which each update adapts the coefficient (arXiv:1909.08593, section
-    2.2). none: the coefficient is constant."""
+    """Desired KL divergence per token. Each update increases the coefficient if the divergence is larger, and decreases
+    the coefficient if the divergence is smaller (arXiv:1909.08593, section 2.2). none: the coefficient is constant."""
 
     horizon: float = Field(default=10000.0, gt=0)
-    """Number of trajectories in which a constant error multiplies the coefficient by exp(error). The error is
-    clip(divergence / target - 1, -0.2, 0.2). So the coefficient increases if the divergence is above ``target``."""
+    """How slowly the coefficient adapts to ``target``, as a number of trajectories. During this number of trajectories,
+    the coefficient grows by 22 % if the divergence is at least 20 % above ``target``. It shrinks by 18 % if the
+    divergence is at least 20 % below ``target``. Closer to ``target``, the coefficient changes less."""
 
     @property
     def formula(self) -> str:
@@ -86,7 +88,13 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each token, with gradient: (n,). ``ratio`` (n,) is pi / pi_old."""
+        """Return the estimate of KL(pi || ref) at each of n tokens, with gradient: (n,).
+
+        Args:
+            logprobs: (n,) log pi, under the current policy pi.
+            reference_logprobs: (n,) log ref, under the reference policy ref.
+            ratio: (n,) importance ratio pi / pi_old. Only the estimator "k3_unbiased" uses the ratio.
+        """
         match self.estimator:
             case "k1":
                 return kl_k1(logprobs, reference_logprobs)
@@ -187,11 +195,15 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """How the importance weight is computed from w, the policy before the update divided by the sampler's policy.
-    truncate: min(w, high), truncated importance sampling (TIS). window: w if w is in [low, high], else 0 (IcePop)."""
+    """How the importance weight is computed from the ratio w: the probability under the policy before the update,
+    divided by the probability under the sampler's policy. truncate: min(w, high), truncated importance sampling (TIS).
+    window: w if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
-    """The unit (token, turn or trajectory) whose tokens share one ratio w, the product of their ratios pi_old / mu."""
+    """Tokens that share one importance weight. token: each token has its own weight. turn: the tokens of a turn.
+    trajectory: the tokens of a trajectory. The weight is computed from the product w of the ratios of the tokens. The
+    ratio of a token is its probability under the policy before the update, divided by its probability under the
+    sampler's policy."""
 
     low: float = Field(default=0.5, ge=0)
     """With the rule "window": smallest ratio w that is not replaced by 0. The rule "truncate" does not use this
@@ -232,19 +244,22 @@ class Rejection(Component):
     """The unit (token, turn or trajectory) that is accepted or rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """The number that is compared with ``low`` and ``high``. mean: the geometric mean of the ratios of a unit's tokens
-    (Geo-RS). product: the product of these ratios (MIS). The ratio of a token is pi_old / mu, with the policy pi_old
-    before the update and the sampler's policy mu."""
+    """How the ratios of several tokens become one number, which is compared with ``low`` and ``high``. mean: the
+    geometric mean (Geo-RS). product: the product (MIS). The tokens are the tokens of a turn or trajectory, or one token
+    (see ``level``). The ratio of a token is its probability under the policy before the update, divided by its
+    probability under the sampler's policy."""
 
     low: float = Field(default=0.99, ge=0)
-    """A unit (see ``level``) is rejected if the mean or product of its ratios (``statistic``) is below this number."""
+    """A token, turn or trajectory (see ``level``) is rejected if the mean or product of its ratios (see ``statistic``)
+    is below this number."""
 
     high: float = Field(default=1.01, gt=0)
-    """A unit (see ``level``) is rejected if the mean or product of its ratios (``statistic``) is above this number."""
+    """A token, turn or trajectory (see ``level``) is rejected if the mean or product of its ratios (see ``statistic``)
+    is above this number."""
 
     denominator: Literal["all", "accepted"] = "all"
-    """Tokens that count in the denominators of the loss, and get KL penalty and entropy bonus. all: also rejected
-    tokens. accepted: only accepted tokens, as in verl."""
+    """Tokens that count in the denominators of the loss, and get KL penalty and entropy bonus. all: accepted and
+    rejected tokens. accepted: only accepted tokens, as in verl."""
 
     @property
     def formula(self) -> str:

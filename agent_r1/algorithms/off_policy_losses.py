@@ -64,8 +64,8 @@ class Vespo(PolicyLoss):
 class Ipo(PolicyLoss):
     """The loss of IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
 
-    r = pi / pi_old is the importance ratio of a token, and A its advantage. If |pi - pi_old| > threshold, the first
-    term is left out.
+    r = pi / pi_old is the importance ratio of a token, and A is the advantage of the token. A token with
+    |pi - pi_old| > ``threshold`` has only the second term.
     """
 
     name: Literal["ipo"] = "ipo"
@@ -73,10 +73,11 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, its term -r A is left out."""
+    """If the probability of a token changes by more than this number during the update, the advantage of the token is
+    left out of the loss."""
 
     drift_coef: float = Field(default=0.001, ge=0)
-    """Weight of the term (log r)^2, with the importance ratio r."""
+    """Weight of the penalty (log r)^2 in the loss of a token, with the importance ratio r of the token."""
 
     @property
     def formula(self) -> str:

@@ -226,7 +226,7 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 
 # Estimators of KL(pi || q) from the log-probabilities of tokens that were sampled from pi. The names k1, k2 and k3 are
 # from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters, and not its value: the
-# expected gradient of k1 is 0, and that of k3 is the gradient of KL(q || pi).
+# expected gradient of k1 is 0, and the expected gradient of k3 is the gradient of KL(q || pi).
 
 
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
@@ -249,8 +249,9 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
-    expected gradient is the gradient of KL(q || pi). A value above ``bound`` becomes ``bound``, without gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. But its
+    gradient belongs to the reverse divergence: the expected gradient is the gradient of KL(q || pi). A value above
+    ``bound`` becomes ``bound``, without gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference

@@ -105,7 +105,7 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return the algorithm with the new values in ``settings``, by dotted key.
+    """Return a copy of the algorithm with changed parameters. ``settings`` holds the new values by dotted key.
 
     Raise InvalidInput if a key is unknown or a value is invalid. Whether the components fit together is not checked.
     """
@@ -115,10 +115,11 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return an algorithm to start from if the algorithm ``name`` of a stored run does not exist any more.
+    """Return a stand-in for the algorithm ``name`` of a stored run, if no algorithm of this name exists any more.
 
-    The result has the name, the paper and the deviations of the stored run. All components are placeholders: the caller
-    replaces them by the components in ``settings``. Return None if a component is missing in ``settings``.
+    ``settings`` are the algorithm's settings in the stored run. The result has the fields ``DESCRIPTIVE`` from
+    ``settings``, such as the paper. The components of the result are placeholders: the caller replaces each of them by
+    the component in ``settings``. Return None if ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -150,7 +151,10 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return a copy of the component, changed by ``settings`` (dotted keys). Errors put ``prefix`` before the keys."""
+    """Return a copy of the component, changed by ``settings`` (dotted keys).
+
+    Error messages put ``prefix`` before the keys.
+    """
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         name, _, rest = key.partition(".")
@@ -170,8 +174,8 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the value of the field ``name`` of ``component`` after the settings ``given`` are applied.
 
-    The key "" in ``given`` is for the field itself. All other keys are parameters of the component in the field. Errors
-    put ``prefix`` before ``name``.
+    The key "" in ``given`` is for the field itself. All other keys are parameters of the component in the field. The
+    messages of errors put ``prefix`` before ``name``.
 
     Example:
         For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
@@ -193,12 +197,12 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return the value of the field ``key`` for the ``value`` that a user gave.
+    """Return what the field ``key`` holds after a user has set it to ``value``: None, ``value``, or a component.
 
-    - "none" or None in an ``optional`` field: return None.
-    - No ``options``, because the field holds no component: return ``value``.
-    - Otherwise return the component named ``value`` with default settings. Raise InvalidInput if there is no such
-      component.
+    - None, if ``value`` is "none" or None and the field is ``optional``.
+    - ``value``, if ``options`` is empty. Then the field holds a plain value, such as a number, and no component.
+    - Otherwise a component: the class that ``options`` has for the name ``value``, with default settings. Raise
+      InvalidInput if ``options`` has no such name.
     """
     if optional and value in (None, NONE):
         return None

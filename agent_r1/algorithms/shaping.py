@@ -45,7 +45,7 @@ class Filters(Component):
     """Remove attempts whose return is below this number. none: off."""
 
     top_variance: float | None = Field(default=None, gt=0, le=1)
-    """Keep only this share of the groups, those with the largest variance of returns (StarPO-S, arXiv:2504.20073).
+    """Keep only this share of the groups: the groups with the largest variance of returns (StarPO-S, arXiv:2504.20073).
     none: off."""
 
     def apply(self, selection: Selection, version: int) -> Selection:
@@ -71,7 +71,7 @@ class Filters(Component):
 
     @property
     def formula(self) -> str:
-        """The active filters in words; "" if all filters are off."""
+        """A description of the filters that are on; "" if all filters are off."""
         words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",
@@ -90,12 +90,12 @@ class SoftOverlong(Component):
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    |y| is the number of action tokens, L_max ``max_tokens`` and L_cache ``cache_tokens``. R_length * ``penalty`` is
-    added to the outcome reward. The defaults are from the paper.
+    |y| is the number of action tokens, L_max is ``max_tokens``, and L_cache is ``cache_tokens``. R_length * ``penalty``
+    is added to the outcome reward. The defaults are from the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
-    """Number of action tokens from which a trajectory gets the full penalty."""
+    """A trajectory with this number of action tokens or more gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
     """The penalty is 0 up to ``max_tokens`` - ``cache_tokens`` action tokens. Then the penalty grows with each
@@ -134,7 +134,7 @@ class RewardShaping(Component):
 
     @property
     def formula(self) -> str:
-        """The changes in words; "" if no reward is changed."""
+        """A description of how the rewards are changed; "" if no reward is changed."""
         penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
         penalty = (
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
@@ -181,7 +181,10 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection after each sample that has a reason in ``reasons`` is moved to ``excluded``."""
+    """Return the selection with some samples moved to ``excluded``.
+
+    ``reasons`` has one item per sample: the reason to exclude the sample, or None to keep the sample.
+    """
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)

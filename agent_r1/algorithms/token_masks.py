@@ -26,16 +26,16 @@ class TokenMask(Component, ABC):
     name: str = ""
 
     compares_sampler: ClassVar[bool] = False
-    """Whether the rule compares the policies of trainer and sampler. If so, a forward pass before the update is
+    """Whether the mask compares the policies of trainer and sampler. If so, a forward pass before the update is
     needed."""
     needs_entropy: ClassVar[bool] = False
-    """Whether the rule uses the entropy of the policy before the update. If so, a forward pass before the update is
-    needed."""
+    """Whether the mask depends on the entropy of the policy before the update. If so, a forward pass before the update
+    is needed."""
 
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The rule of the mask in words, with the values of the settings."""
+        """A description of the masked or kept tokens, with the values of the settings."""
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
@@ -101,7 +101,8 @@ class TopEntropy(TokenMask):
 
 
 class ClipCov(TokenMask):
-    """A rule that masks a few random tokens with a large covariance: Clip-Cov (arXiv:2505.22617).
+    """A rule that masks a few random tokens with a large covariance of advantage and log-probability: Clip-Cov
+    (arXiv:2505.22617).
 
     The masked tokens are drawn from the candidates: the tokens with ``low`` < :func:`covariance` < ``high``. The number
     of masked tokens is ``share`` times the number of all tokens, but at least 1. If there are fewer candidates, all
@@ -144,7 +145,8 @@ class KlCov(Component):
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """This share of all tokens gets the penalty, at least one token."""
+    """This share of all tokens gets the penalty, at least one token: the tokens with the largest covariance of
+    advantage and log-probability."""
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the penalty in the loss."""

@@ -19,15 +19,16 @@ Metrics = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateValues:
-    """One number for each state that a critic sees: a value, a target, or a loss weight.
+    """One number for each state of a batch. There are N states before tokens, and S states after the actions of turns.
 
-    Values after actions are for bootstrapping in truncated episodes.
+    The numbers are of one kind in each object of this class: the critic's values, or the critic's targets, or the
+    weights of the states in the critic's loss.
     """
 
     before_token: Tensor
-    """(N,) the value, target or weight of the state before each token."""
+    """(N,) the number of the state before each token."""
     after_action: Tensor
-    """(S,) the value, target or weight of the state after the action of each turn."""
+    """(S,) the number of the state after the action of each turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,10 @@ class ModelOutputs:
     """The teacher's most likely tokens, for ``distillation``."""
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens that ``mask`` (N,) selects. All of ``values.after_action`` (S,) is kept."""
+        """Return the outputs for the tokens that ``mask`` (N,) selects.
+
+        ``values.after_action`` does not change, because it has one number per turn, and not per token.
+        """
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
@@ -76,7 +80,10 @@ class ModelOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """The values that the critic should predict, and their weights in the value loss (0 without a target)."""
+    """The value that the critic should predict for each state, and the weight of each state in the critic's loss.
+
+    A state without a target has weight 0.
+    """
 
     target: StateValues
     weight: StateValues
@@ -97,8 +104,9 @@ class TokenWeights:
     """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without a correction. 0
     for a token that ``rejection`` or ``token_mask`` masks."""
     sft_weight: Tensor | None = None
-    """(N,) weight of -log pi. Action tokens of successful trajectories have a weight for imitation (``sft_coef``), and
-    observation tokens have a weight for prediction (``observation_nll_coef``). None if both coefficients are 0."""
+    """(N,) weight of the term -log pi, with the current policy pi. Action tokens of successful trajectories have a
+    weight for imitation (``sft_coef``), and observation tokens have a weight for prediction (``observation_nll_coef``).
+    None if both coefficients are 0."""
     value_targets: ValueTargets | None = None
     """The critic's targets; None without a critic."""
     kl_coef: float = 0.0
@@ -130,11 +138,13 @@ class TokenOutputs:
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy. None if the algorithm needs no reference."""
     values: StateValues | None = None
-    """The critic's values before the n tokens and after the actions of the s turns. None without a critic."""
+    """The critic's values of all states of the micro-batch: the state before each token, and the state after the action
+    of each turn. None without a critic."""
     old_values: StateValues | None = None
-    """``values``, as the critic computed them before the update."""
+    """The critic's values of all states of the micro-batch, before the update. None without a critic."""
     sampler_logprobs: Tensor | None = None
-    """(n,) log-probabilities that the sampler recorded. Observation tokens have log pi instead, without gradient."""
+    """(n,) log-probabilities that the sampler recorded for the action tokens. Observation tokens were not sampled, and
+    have their log-probability under the current policy, without gradient."""
     trajectory: Tensor | None = None
     """(n,) int64 index of each token's unit, for the means of ``off_policy_mask``. None without ``off_policy_mask``.
 
@@ -142,6 +152,7 @@ class TokenOutputs:
     ``off_policy_mask`` computes one mean of log-ratios per unit.
     """
     top_logprobs: Tensor | None = None
-    """(n, k) log pi of the teacher's k most likely tokens. None without ``distillation``."""
+    """(n, k) the current policy's log-probabilities of the teacher's k most likely tokens. None without
+    ``distillation``."""
     teacher_top_logprobs: Tensor | None = None
-    """(n, k) the teacher's log-probabilities of its k most likely tokens. None without ``distillation``."""
+    """(n, k) the teacher's log-probabilities of the teacher's k most likely tokens. None without ``distillation``."""

@@ -17,16 +17,17 @@ from agent_r1.training.progress import Progress
 def with_unseen_questions(
     taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
 ) -> TaskSet:
-    """Return the task set, without the questions that the evaluated model was trained on.
+    """Return the task set without the questions that the evaluated model was trained on.
 
-    - If the model's run was trained on the data file ``config.data``, return the task set unchanged: its test splits
-      hold no training questions.
-    - If the run was trained on a different data file, remove the training questions of the run from all splits. The
-      evaluation then uses the split with all tasks (``taskset.whole``), if there is one.
-    - Otherwise, remove no questions. The evaluation uses the split with all tasks here, too.
+    - If the model was trained on the data file ``config.data``, return the task set unchanged. The evaluation splits of
+      this data file hold no training questions.
+    - If the model was trained on a different data file, remove the training questions from all splits. Evaluate on the
+      split with all tasks (``taskset.whole``), if there is one.
+    - If no run trained the model, or if the run or ``config`` has no data file, remove no questions. Evaluate on the
+      split with all tasks, if there is one.
 
     Args:
-        trained: the settings of the model's run. None: the model does not belong to a run.
+        trained: the settings of the run that trained the model. None: no run trained the model.
         progress: prints a warning if the training data cannot be read.
     """
     if trained is not None and trained.data is not None and config.data is not None:

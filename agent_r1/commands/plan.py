@@ -20,8 +20,8 @@ OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 """Settings for the sizes of attempts. With a recorded run, these settings are refused, because the plan uses the
 recorded attempts."""
 OF_RECORDED_RUNS = ("clock", "load")
-"""Settings for measuring the costs of engine and trainer. With --gpu, or without a recorded run, these settings are
-refused."""
+"""Settings that say how a plan uses the measured times of a recorded run. With --gpu, or without a recorded run, these
+settings are refused, because the plan uses no measured times of engine and trainer."""
 
 
 @click.command(cls=SettingsCommand, config=PlanConfig)

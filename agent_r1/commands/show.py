@@ -100,10 +100,12 @@ def show(
 
 
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
-    """Return whether the command line has an option that asks for a list of attempts, such as ``--status failed``.
+    """Return whether the user gave an option that asks for a list of attempts, such as ``--limit 5``.
 
-    Raise InvalidInput if such an option is combined with a metric or ``--critic``. With an attempt, only
-    ``--sort`` and ``--limit`` raise InvalidInput, because options such as ``--status`` select the attempt.
+    Without an attempt, conditions such as ``--status failed`` also ask for a list. With an attempt, conditions do not:
+    ``show RUN worst --status failed`` shows one attempt, the worst failed attempt.
+
+    Raise InvalidInput if an option that asks for a list is combined with an attempt, a metric or ``--critic``.
     """
     source = click.get_current_context().get_parameter_source
     refused = OF_A_LIST if attempt is not None else ("status", *CONDITIONS, *OF_A_LIST)

@@ -44,7 +44,7 @@ class AttemptReport:
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
-        record_tokens: the number of groups per step with token records.
+        record_tokens: the run's setting ``record_tokens``, the number of groups per step whose tokens are recorded.
         values: the critic's value of the state before each action, by the index of the turn.
     """
 
@@ -81,7 +81,7 @@ def read_attempt(
 ) -> AttemptReport:
     """Return the report of an attempt.
 
-    ``model`` is the folder of the run's model. Its tokenizer is used if the run has saved no tokenizer.
+    ``model`` is the folder of the run's model. The tokenizer of the model is used if the run has saved no tokenizer.
     """
     trajectory = reader.trajectory(summary.attempt)
     tokens = None
@@ -135,10 +135,10 @@ def _call_json(turn: Turn, index: int, call: ToolCall) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """An attempt report for the package ``rich``.
+    """Prints the report of an attempt in the terminal, with the package ``rich``.
 
-    By default, only the first and the last tokens of a long prompt or tool result are printed. ``prints_all_tokens``
-    prints all tokens.
+    If the tokens are shown, only the first and the last tokens of a long prompt or tool result are printed. With
+    ``prints_all_tokens``, all tokens are printed.
     """
 
     report: AttemptReport

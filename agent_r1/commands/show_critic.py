@@ -20,7 +20,7 @@ from agent_r1.store import AttemptFilter, RunReader
 from agent_r1.viewer.text import number
 
 BINS = 5
-"""The number of bins of the calibration. Each bin has about the same number of states."""
+"""The number of bins of the calibration. Each bin has about the same number of predictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Prediction:
 
     Attributes:
         value: the sum of rewards that the critic predicted before the action of the turn.
-        reward: the actual sum: the weighted rewards of the turn, of all later turns, and of the whole trajectory.
+        reward: the actual sum: the weighted rewards of the turn and of all later turns, plus the weighted rewards for
+            the trajectory as a whole.
     """
 
     turn: int
@@ -43,6 +44,7 @@ class CriticRow:
 
     Attributes:
         name: such as "turn 0".
+        count: the number of predictions.
         value: the mean of V, the ``value`` of each prediction.
         reward: the mean of G, the ``reward`` of each prediction.
         explained: the explained variance 1 - Var(G - V) / Var(G). NaN if all G are equal.
@@ -60,9 +62,10 @@ class CriticReport:
     """The content of ``agent-r1 show RUN --critic``.
 
     Attributes:
-        rows: summaries of the predictions in all turns, in turn 0, in turn 1, and so on.
-        bins: summaries of the predictions in each range of values.
-        calibration_error: the mean of |value - reward| over the bins, weighted by the number of predictions.
+        rows: one summary of all predictions, then one summary for each turn.
+        bins: one summary for each range of predicted values.
+        calibration_error: the mean of |mean predicted value - mean actual reward| over ``bins``. Each bin has the
+            number of its predictions as weight.
     """
 
     rows: tuple[CriticRow, ...]

@@ -19,12 +19,13 @@ NUMBERS = ("engine", "trainer", "gap", "advantage", "entropy", "value", "weight"
 """The columns with numbers in the token table, from left to right."""
 
 _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "weight")
-"""The columns with numbers, the most important first. A narrow terminal shows only the first columns."""
+"""The columns with numbers, the most important first. A narrow terminal shows only the most important columns."""
 
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH = 10, 38, 22
 
 MAX_STATE_TOKENS = 200
-"""The maximum number of state tokens that are printed completely."""
+"""The largest number of prompt tokens or tool-result tokens that are printed for a turn. If a turn has more, only the
+first and the last tokens are printed, unless the user asks for all tokens."""
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 """The colors of negative advantages (orange), from small to large absolute values."""
@@ -61,8 +62,10 @@ class TokenLine:
 
 
 def token_lines(turn: Turn, record: TokenRecord | None, texts: Sequence[str]) -> Iterator[TokenLine]:
-    """Yield one line for each action token of a turn. ``record`` is None if the run recorded no numbers for
-    the turn.
+    """Yield one line for each action token of a turn.
+
+    ``record`` holds the trainer's numbers for the tokens, such as advantages; None if the run recorded no such numbers
+    for the turn. ``texts`` holds the text of each action token.
     """
     unknown = (math.nan,) * len(turn.action_ids)
     blank = TokenRecord(AttemptId("", "", 0, 0), turn.index, unknown, unknown, unknown, unknown)
@@ -104,7 +107,12 @@ class StateToken:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """The tokens that a turn adds to the state, and the tokens of its action."""
+    """The tokens of a turn.
+
+    Attributes:
+        state: the tokens that the policy read before its action and after all earlier turns, such as a tool result.
+        action: the tokens that the policy sampled.
+    """
 
     state: tuple[StateToken, ...]
     action: tuple[TokenLine, ...]
@@ -158,7 +166,10 @@ def token_table(lines: Sequence[TokenLine], largest: float, width: int) -> Table
 
 
 def advantage_style(advantage: float | None, largest: float) -> str:
-    """Return the color of an advantage; "" if the advantage is 0 or not known. ``largest`` gets the strongest color."""
+    """Return the color of an advantage; "" if the advantage is 0 or not known.
+
+    ``largest`` is the absolute advantage that gets the strongest color.
+    """
     if not advantage or not largest:
         return ""
     level = min(3, int(4 * abs(advantage) / largest))

@@ -13,9 +13,11 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class Advantage(Component, ABC):
-    """Base class of advantage estimators: one number per token, how much better an action was than expected.
+    """Base class of advantage estimators. An advantage is one number per token: how much better an action was than
+    expected.
 
-    The batch holds action tokens only, unless the algorithm's ``masks.advantage`` or ``masks.loss`` is off.
+    An estimator gets a batch of action tokens only, unless the algorithm's ``masks.advantage`` or ``masks.loss`` is
+    off.
     """
 
     name: str = ""
@@ -26,8 +28,8 @@ class Advantage(Component, ABC):
     """Whether each token is a time step, as in GAE over tokens. If so, observation tokens in the batch also affect
     advantages."""
     uses_returns: ClassVar[bool] = True
-    """Whether the advantage is computed from ``token_rewards``, the weighted sums of rewards. If not, two settings have
-    no effect, because they change only these sums: ``shaping``, and ``kl`` with the placement "reward"."""
+    """Whether the advantage depends on ``token_rewards``, the weighted sum of the rewards of each token. If not, reward
+    shaping (the setting ``shaping``) and a KL penalty on the rewards (``kl.placement`` "reward") have no effect."""
 
     uses_policy: ClassVar[bool] = False
     """Whether the advantage depends on log pi of the policy before the update. If so, a batch with tokens from older

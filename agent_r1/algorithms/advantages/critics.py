@@ -26,18 +26,18 @@ class WithCritic(Advantage):
     """Discount per token, or per turn for estimators over turns."""
 
     lam: float = Field(default=1.0, ge=0, le=1)
-    """lambda of GAE. 1: the advantage is the sampled return minus V. 0: the advantage is the temporal-difference error
-    of one time step."""
+    """lambda of GAE. 1: the advantage is the sampled return minus the critic's value. 0: the advantage is the
+    temporal-difference error of one time step."""
 
     value_clip: float = Field(default=0.5, gt=0)
-    """Clip range of PPO's value loss: V is clipped to [V_old - value_clip, V_old + value_clip]. V_old is the critic's
+    """Clip range of PPO's value loss. The clipped value of a state differs by at most this number from the critic's
     value before the update."""
 
     warmup: int = Field(default=0, ge=0)
     """Number of updates at the start of the run in which only the critic is trained."""
 
     bootstrap: bool = False
-    """Whether GAE uses the critic's value for the last state of a truncated episode. If not, this value is 0, as if the
+    """Whether GAE uses the critic's value for the last state of a truncated episode. If not, GAE uses 0, as if the
     episode had terminated."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class WithCritic(Advantage):
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         """Return the value after the last action of each trajectory: (M,).
 
-        It is the critic's value if the trajectory was truncated and ``bootstrap`` is on, else 0.
+        The result is the critic's value if the trajectory was truncated and ``bootstrap`` is on, else 0.
         """
         if not self.bootstrap:
             return torch.zeros_like(batch.outcome_rewards)  # (M,)
@@ -60,9 +60,10 @@ class WithCritic(Advantage):
         return torch.where(batch.truncated, after_last, 0.0)  # (M,)
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return (advantages, values) of GAE over turns, each (S,).
+        """Return (advantages, values) of the S turns by GAE over turns, each (S,).
 
-        The value of a turn is the critic's value before its first token. ``gamma`` is the discount per turn.
+        The value of a turn is the critic's value before the first token of the turn. ``gamma`` is the discount per
+        turn.
         """
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
@@ -70,14 +71,16 @@ class WithCritic(Advantage):
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the critic's targets and weights for all states.
+        """Return the critic's target for each state, and the weight of each state in the value loss.
 
-        ``target`` and ``weight`` (N,) are for the states before the N tokens. The states after the actions of the S
-        turns get:
+        There are N states before tokens, and S states after the actions of turns. ``target`` (N,) and ``weight`` (N,)
+        are for the states before tokens. The state after the action of a turn gets:
 
-        - Target: the return of the next turn in ``turn_returns`` (S,); 0 after the last turn of a trajectory.
-        - Weight: 0 after the last turn of a truncated trajectory, because its target is not known. The weights after
-          all other turns are equal, and sum to 1. If ``bootstrap`` is off, the weights after all turns are 0.
+        - The target: the return from the next turn on, from ``turn_returns`` (S,). After the last turn of a trajectory,
+          the target is 0.
+        - The weight if ``bootstrap`` is on: 0 if the trajectory was truncated after the turn, because the target is not
+          known. 1 / n in each of the n remaining states after actions.
+        - The weight if ``bootstrap`` is off: 0.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
@@ -171,13 +174,14 @@ class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
     GAE over turns computes an advantage A of each turn. The last token of the turn then gets the reward V + A, with the
-    critic's value V before the turn. All other tokens get 0. GAE over the tokens of each turn uses these rewards.
+    critic's value V before the turn. All other tokens get the reward 0. GAE over the tokens of each turn uses these
+    rewards.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"
 
     turn_gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount per turn; ``gamma`` is per token."""
+    """Discount per turn. ``gamma`` is the discount per token."""
 
     @property
     def formula(self) -> str:

@@ -102,19 +102,21 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The advantage of an attempt: how much it raises the best return of a set of k attempts, on average.
+    """The advantage of an attempt: how much the attempt raises the best return of a set of k attempts, on average.
 
-    The mean is over all sets of k attempts of the group. A set without the attempt counts as 0. This is PKPO
-    (arXiv:2505.15201, equation 33). If k is the size of the group, the best attempt has the advantage R - second best
-    R, and all others 0 (arXiv:2503.19595; ``grpo_passk`` in verl).
+    The average is over all sets of k attempts of the group. A set without the attempt counts as 0. This is PKPO
+    (arXiv:2505.15201, equation 33). If k is the size of the group, the advantage of the best attempt is its return
+    minus the second best return, and the advantage of all other attempts is 0 (arXiv:2503.19595; ``grpo_passk`` in
+    verl).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number k of attempts in a set. The advantage of an attempt is a mean over all sets of k attempts of its group. A
-    number above the size of the group means the size of the group. none: the size of the group."""
+    """Number k of attempts in a set. The advantage of an attempt is how much the attempt raises the best return of a
+    set of k attempts, on average. A number above the size of the group means the size of the group. none: the size of
+    the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""
@@ -158,8 +160,8 @@ class WhitenedGroup(Advantage):
 class SeparateRewards(Advantage):
     """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
-    R_k is the sum of the trajectory's rewards named k. Both functions scale to mean 0 and standard deviation 1:
-    standardize over the group, whiten over all trajectories of the batch.
+    k is the name of a reward, and R_k is the sum of the trajectory's rewards with this name. standardize and whiten
+    scale to mean 0 and standard deviation 1: standardize over the group, whiten over all trajectories of the batch.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"

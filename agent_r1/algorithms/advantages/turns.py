@@ -31,8 +31,8 @@ class TurnRelative(Advantage):
 class ProcessRelative(TurnRelative):
     """The advantage A_t = sum_{k >= t} (r_k - mean r) / std r: GRPO with process supervision (arXiv:2402.03300).
 
-    r_k is the reward of turn k. For the last turn, it includes the outcome reward. The mean and the std are over all
-    turns of the group (section 4.1.3 of the paper).
+    r_k is the reward of turn k. The reward of the last turn includes the outcome reward. The mean and the std are over
+    all turns of the group (section 4.1.3 of the paper).
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -81,8 +81,8 @@ class TurnAndOutcome(TurnRelative):
 class SameTurn(TurnRelative):
     """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over the values of G_t in the group.
-    Trajectories without a turn t do not count.
+    G_t is the discounted return from turn t on. The mean and the std are over all turns of the group that have the same
+    number t.
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -105,21 +105,22 @@ class SameState(TurnRelative):
 
     R is the return of the trajectory. A(R) is R minus the mean return of the group. G_t is the discounted return from
     turn t on. A(G_t) is G_t minus the mean G of the group's turns in the same state as turn t. With ``divide_by_std``,
-    both differences are divided by the standard deviation. The state of a turn is the last messages of the environment
-    before the turn.
+    each difference is also divided by the standard deviation of the compared returns. The state of a turn is the last
+    messages of the environment before the turn.
     """
 
     name: Literal["same_state"] = "same_state"
 
     turn_weight: float = Field(default=1.0, ge=0)
-    """Weight of A(G_t), which compares turns in the same state. A(R), which compares trajectories, has weight 1."""
+    """Weight of the advantage from comparing turns in the same state. The advantage from comparing whole trajectories
+    has weight 1."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
 
     divide_by_std: bool = False
-    """Whether R - mean R and G - mean G are also divided by standard deviations. R is the return, and G the discounted
-    return from a turn on."""
+    """Whether the difference between a return and the mean return is also divided by the standard deviation of the
+    returns."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
     """How often a trajectory's return counts in the mean return of the group. trajectories: once. turns: once per turn,
@@ -148,25 +149,27 @@ class SameState(TurnRelative):
 
 
 class SameHistory(TurnRelative):
-    """The advantage of HGPO (arXiv:2602.22817): A_t is a weighted mean of A_k(G_t) over k = 1, 2, ..
+    """The advantage of HGPO (arXiv:2602.22817): each turn is compared with the turns of its group that have an equal
+    history of states.
 
-    G_t is the discounted return from turn t on. A_k(G_t) is (G_t - mean G) / std G. The mean and the std are over the
-    set C_k: the turns of the group whose last k states are equal to the last k states of turn t. The last state of a
-    turn is the state just before the turn. The std has no Bessel correction, as in verl-agent.
+    Comparison 1 is between turns that start in the same state. Comparison k = 2, 3, .. is between turns that also have
+    equal states in the k - 1 turns before. The result of comparison k for turn t is A_k = (G_t - mean G) / std G. G_t
+    is the discounted return from turn t on. The mean and the std are over the compared turns. The std has no Bessel
+    correction, as in verl-agent.
 
-    The weight of A_k is (k + 1)^alpha. It is 0 if fewer than k states precede turn t, or if all turns of C_k have equal
-    G.
+    The advantage of turn t is the weighted mean of all A_k. The weight of A_k is (k + 1)^alpha. The weight is 0 if
+    fewer than k - 1 turns precede turn t, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Turns are compared if their last k states are equal, for each k = 1 .. ``history`` + 1. The last state of a turn
-    is the state just before the turn."""
+    """Number of comparisons minus 1. Comparison 1 is between turns that start in the same state. Comparison 2 is
+    between turns whose last 2 states are equal, and so on, up to comparison ``history`` + 1."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """The comparison of turns whose last k states are equal has the weight (k + 1)^alpha. With a larger alpha,
-    comparisons with a larger k count more."""
+    """Comparison k, between turns whose last k states are equal, has the weight (k + 1)^alpha. With a larger alpha,
+    comparisons of more states count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""
