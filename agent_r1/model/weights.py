@@ -31,8 +31,9 @@ def product_precision(dtype: Dtype) -> ProductPrecision:
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    The submodules named in ``keep`` keep their type. So do buffers: the frequencies of rotary embeddings must stay in
-    float32. For bfloat16, :func:`compute_float32_logits` is applied to a language model.
+    Submodules whose names are in ``keep`` keep their data type. Buffers also keep their data type: the frequencies of
+    rotary embeddings are buffers, and must stay in float32. If ``dtype`` is bfloat16 and ``module`` is a language
+    model, :func:`compute_float32_logits` is applied to the model.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -43,11 +44,13 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 
 def compute_float32_logits(model: PreTrainedModel) -> None:
-    """Let the head of ``model`` compute logits in float32 on a CPU, from weights and hidden states in any data type.
+    """Make the output layer of ``model`` compute logits in float32 while the model is on a CPU.
+
+    The weights of the layer keep their data type, and are converted during the computation. On a GPU, nothing changes.
+    An output layer that is not a plain linear layer does not change either.
 
     In bfloat16, logits between 16 and 32 would be rounded to multiples of 0.125. Sampler and trainer round differently,
-    so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585). A head that
-    is not a plain linear layer stays as it is.
+    so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585).
     """
     head = model.get_output_embeddings()
     if type(head) in PLAIN_LINEAR:
@@ -55,20 +58,20 @@ def compute_float32_logits(model: PreTrainedModel) -> None:
 
 
 PART_WEIGHTS = 1 << 19
-"""The weights of the head are converted to float32 in chunks of about this number of weights.
+"""The approximate number of weights that :class:`Float32Head` converts to float32 at once.
 
-A chunk takes 2 MiB in float32, so it fits into the cache of a processor.
+In float32, this number of weights takes 2 MiB, which fits into the cache of a processor.
 """
 
 
 class Float32Head(nn.Linear):
     """A linear layer that computes in float32 on a CPU, whatever the data types of its weights and inputs are.
 
-    On a GPU it is an ordinary linear layer, because the cost of float32 on a GPU was not measured.
+    On a GPU, it computes like an ordinary linear layer, because the cost of float32 on a GPU was not measured.
     """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return the logits (.., V) for hidden states (.., H)."""
+        """Return the logits (.., V) of hidden states (.., H): one logit for each of the V tokens of the vocabulary."""
         if states.device.type != "cpu":
             return super().forward(states)
         bias = None if self.bias is None else self.bias.float()
@@ -85,18 +88,22 @@ class Float32Head(nn.Linear):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """Two modules: the optimizer trains ``weights`` in float32, and passes use ``compute``.
+    """A pair of modules: the optimizer changes ``weights``, and forward and backward passes use ``compute``.
 
-    ``compute`` is ``weights`` itself, or a copy in lower precision. With a copy, each backward pass adds the copy's
-    gradient to the float32 gradient of ``weights``, so no small change is lost by rounding. Frozen weights that already
-    have the lower precision are shared.
+    ``compute`` is either ``weights`` itself, or a copy of ``weights`` in lower precision. The optimizer changes the
+    weights in float32, because rounding to lower precision would undo small changes. If ``compute`` is a copy, each
+    backward pass adds the gradient of the copy to the float32 gradient of ``weights``. Both modules share the memory of
+    frozen weights that already have the lower precision.
     """
 
     weights: M
     compute: M
 
     def refresh(self) -> None:
-        """Copy the parameters of ``weights`` to ``compute``. Call this method after each change of the weights."""
+        """Copy the parameters of the module ``weights`` to the module ``compute``.
+
+        Call this method after each change of the weights.
+        """
         if self.compute is self.weights:
             return
         with torch.no_grad():
@@ -105,14 +112,18 @@ class MixedPrecision(Generic[M]):
                     own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set all gradients of ``compute`` to None, for example after an interrupted backward pass."""
+        """Set all gradients of ``compute``, the module of the passes, to None.
+
+        Call this method after an interrupted backward pass.
+        """
         self.compute.zero_grad(set_to_none=True)
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return ``weights`` and a copy that computes in ``dtype``. For float32, ``weights`` itself is used as the copy.
+    """Return the module ``weights`` together with a copy in ``dtype``, which computes.
 
-    In the copy, the submodules named in ``keep`` keep their data type.
+    In the copy, submodules whose names are in ``keep`` keep their data type. For float32, no copy is made: ``weights``
+    itself computes.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)
@@ -124,10 +135,10 @@ def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> Mix
 
 
 def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Return a gradient hook for a copy of the parameter ``weight`` in lower precision.
+    """Return a gradient hook for a lower-precision copy of the parameter ``weight``.
 
-    The hook adds the gradient of the copy to the gradient of ``weight``, in the data type of ``weight``. The copy then
-    has no gradient.
+    The hook converts the gradient of the copy to the data type of ``weight``, and adds the gradient to the gradient of
+    ``weight``. Then the hook deletes the gradient of the copy.
     """
 
     def hand_over(own: Tensor) -> None:
@@ -141,7 +152,8 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 def checkpoint_activations(model: nn.Module, name: str) -> None:
     """Switch on activation checkpointing: layers keep only their inputs, and the backward pass computes the rest again.
 
-    Raise InvalidInput, with ``name`` as the name of the model, if the architecture does not support this.
+    Raise InvalidInput if the architecture of the model does not support activation checkpointing. ``name`` is the name
+    of the model in the error message.
     """
     backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -156,7 +168,7 @@ def checkpoint_activations(model: nn.Module, name: str) -> None:
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
     """Return the sha256, in hexadecimal digits, of the names, types, shapes and bytes of all parameters.
 
-    If ``dtype`` is given, the parameters are hashed in this data type. One CPU core takes about 1 ms per MB.
+    If ``dtype`` is given, the parameters are first converted to this data type. One CPU core takes about 1 ms per MB.
     """
     weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
     return tensors_checksum((name, weight.to(dtype or weight.dtype)) for name, weight in weights)

@@ -1,15 +1,18 @@
 """Convert conversations with images to tokens. In the tokens, an image is a sequence of equal placeholder tokens.
 
-A placeholder has a text, such as ``<|image_pad|>``. A web page or the policy can write this text too, although there is
-no image. To tell such a text from an image, an image becomes a *mark* during the conversion: a random text that a web
-page or the policy cannot know. The conversion has four steps:
+A placeholder token has a text, such as ``<|image_pad|>``. A message can contain the same text without an image. So the
+conversion uses two random texts, which no message contains. MARK stands for an image. COPY stands for a placeholder
+that was already in a message.
 
-1. In each message, a mark replaces each image. The tool format then converts the text of the message.
-2. The chat template gets the message as a list of texts and images, and writes one placeholder for each image. Before
-   this step, a second kind of mark replaces each placeholder in the texts of the messages.
-3. A mark replaces each placeholder that the template wrote. Then a placeholder replaces each mark of the second kind.
+Example: a message says "No image: <|image_pad|>. Image: ", and then shows an image.
+
+1. MARK replaces the image: "No image: <|image_pad|>. Image: MARK". The tool format converts this text.
+2. COPY replaces the placeholder in the text: "No image: COPY. Image: MARK".
+3. The text is split at MARK into a list of texts and images: ["No image: COPY. Image: ", image]. From this list, the
+   chat template writes a placeholder for the image: "No image: COPY. Image: <|image_pad|>".
+4. MARK replaces the placeholder of the image, and a placeholder replaces COPY: "No image: <|image_pad|>. Image: MARK".
    The result is called a marked text.
-4. Placeholders replace each mark: one placeholder for each feature vector that the model computes from the image.
+5. Several placeholders replace MARK: one for each feature vector that the model computes from the image.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def _random_mark() -> str:
 class PromptEncoder:
     """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
-    A marked text is a rendered text with a mark in place of each image. ``images`` is None if the model has no vision.
+    ``images`` is None if the model has no vision. A *mark* is a random text that stands for an image. A *marked text*
+    is a rendered text with a mark in place of each image.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None) -> None:
@@ -44,9 +48,10 @@ class PromptEncoder:
         self._image, self._written = _random_mark(), _random_mark()
 
     def mark_images(self, message: Message) -> Message:
-        """Return the message with its content as one text, in which a mark stands for each image.
+        """Return the message with its content as one text. A mark, which is a random text, replaces each image.
 
-        Without vision, an image in a tool result becomes a line of text, and any other image raises UnsupportedChat.
+        If the model has no vision, an image in a tool result becomes a line of text, and any other image raises
+        UnsupportedChat.
         """
         if not message.images:
             return message
@@ -58,9 +63,11 @@ class PromptEncoder:
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
-        """Return a message for a chat template. If its content has marks of images, the content becomes a list.
+        """Return ``message`` as a chat template expects it: content with images becomes a list of texts and images.
 
-        With ``always``, any content becomes a list, as some vision models require.
+        In ``message``, a random text, called a mark, stands for each image. With ``always``, any content becomes a
+        list, as some vision models require. A placeholder of the tokenizer that a text already contains is replaced by
+        another random text, until :meth:`marked` restores the placeholder.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -80,23 +87,29 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text``, which a chat template wrote, with a mark in place of each image."""
+        """Return ``text`` with a mark, which is a random text, in place of each image's placeholder.
+
+        ``text`` is the output of a chat template. Placeholders that a message itself contained are restored.
+        """
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return the marked text ``marked`` with a placeholder in place of each mark."""
+        """Return ``marked`` with a placeholder, such as ``<|image_pad|>``, in place of each mark.
+
+        A mark is a random text that stands for an image.
+        """
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(
         self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
     ) -> RenderedPrompt:
-        """Return a prompt with the text of the whole conversation, but only the tokens of ``end``.
+        """Return a prompt: its ``text`` is the whole conversation, its ``token_ids`` are only the tokens of ``end``.
 
         Args:
-            marked: the text of the whole conversation, with a mark in place of each image.
-            end: the last part of the text, with a placeholder in place of each mark.
+            marked: the text of the whole conversation. A random text, called a mark, stands for each image.
+            end: the last part of the conversation. A placeholder, such as ``<|image_pad|>``, stands for each image.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 
@@ -144,9 +157,9 @@ def locate_images(
 
     Args:
         ids: the tokens of the pieces of a prompt. The pieces are a text, image 1, a text, image 2, .., a text.
-        token: the placeholder token. A text can contain this token too. There it does not belong to an image.
+        token: the placeholder token. A text can contain the placeholder token too, without an image.
         images: the images.
-        counts: the number of placeholder tokens in each piece, including the texts.
+        counts: the number of placeholder tokens in each piece, in texts and in images.
     """
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]

@@ -18,7 +18,7 @@ Tools = tuple[ToolSpec, ...]
 class ProfiledRenderer:
     """A renderer that forwards all calls to ``renderer``. ``profiler`` measures the calls as :attr:`Part.RENDERING`.
 
-    Stop conditions are not measured, because an engine calls them while it samples.
+    The time of a stop condition is not measured here, because it is already measured as a part of sampling.
     """
 
     renderer: Renderer

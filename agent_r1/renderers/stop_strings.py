@@ -49,9 +49,12 @@ def with_stop_strings(condition: StopCondition | None, strings: tuple[str, ...],
 
 
 class GrowingText:
-    """A decoder of the tokens of a generation. It passes each new part of the text to a function.
+    """A checker that decodes new tokens of a generation, and passes their text to a function.
 
-    ``make_check`` returns a new function for each generation. This function gets the new text, and returns a bool.
+    Args:
+        decode: returns the text of tokens.
+        make_check: is called at the beginning of each generation, and returns the function for this generation. The
+            function gets each new part of the text, and returns whether the generation may end.
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:
@@ -59,10 +62,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Pass the text of the new tokens to the function that ``make_check`` returned. Return the function's result.
+        """Return whether a generation may end after the tokens ``ids``. Only the text of new tokens is checked.
 
-        ``ids`` are all tokens of the generation so far. If ``ids`` do not continue the previous ``ids``, a new
-        generation begins, and ``make_check`` is called again.
+        ``ids`` are all tokens of the generation so far. If ``ids`` do not begin with the tokens of the previous call, a
+        new generation has begun.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

@@ -12,13 +12,13 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
-"""The limit on the steps of a render is STEPS + STEPS_PER_CHARACTER * (characters of the conversation).
+"""One render of a chat template can take STEPS + STEPS_PER_CHARACTER * (characters of the conversation) steps.
 
 A step is an iteration of a loop, a call, an operator or an output.
 """
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
-"""A render can produce CHARACTERS + CHARACTERS_PER_CHARACTER * (characters of the conversation) characters."""
+"""One render can produce CHARACTERS + CHARACTERS_PER_CHARACTER * (characters of the conversation) characters."""
 
 SECONDS = 5.0
 """The largest processor time of the rendering thread in one render, in seconds. A render usually takes milliseconds."""
@@ -33,7 +33,7 @@ An output is large if it has at least _CHARACTERS_PER_CHECK characters.
 """
 
 _CHARACTERS_PER_NODE = 8
-"""The number of characters for the quotes, commas and braces around each value in a container."""
+"""The number of characters that :func:`size_of` adds per value in a container, for quotes, commas and braces."""
 
 _MAX_WIDTH_DIGITS = 3
 
@@ -54,15 +54,15 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""Types of containers, without dictionaries and namespaces. :func:`size_of` adds up the sizes of the items."""
+"""Types of containers that hold only items. Dictionaries and namespaces are left out, because they also hold names."""
 
 
 class BudgetExceeded(Exception):
-    """Raised if a render of a template needs more steps, characters or time than its budget."""
+    """Raised if a render of a template needs more steps, characters or time than its budget allows."""
 
 
 class Budget:
-    """The work that one render may still do: steps, characters, and seconds of processor time.
+    """The work that one render of a chat template may still do: steps, characters, and seconds of processor time.
 
     To *spend* a cost is to subtract it from the budget. ``size`` is the number of characters of the conversation.
     """
@@ -77,10 +77,10 @@ class Budget:
     def spend(self, steps: int, characters: int = 0) -> None:
         """Subtract steps and characters from the budget.
 
-        The characters are checked in every call, the steps and the time only every few calls.
+        The limit on characters is checked in every call. The limits on steps and time are checked only every few calls.
 
         Raises:
-            BudgetExceeded: the render has used more steps, characters or time than its budget.
+            BudgetExceeded: the render has used more steps, characters or time than its budget allows.
         """
         self._steps -= steps
         self._characters -= characters
@@ -160,16 +160,16 @@ def _check_width(width: str) -> None:
 def size_of(value: Any, limit: int = 2**62) -> int:
     """Return the number of characters that a value has as text.
 
-    The number is exact for a text. For any other value, it is approximate and at most ``limit``.
+    For a text, the number is exact. For any other value, the number is approximate and at most ``limit``.
     """
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a nested container if ``characters`` is 0, otherwise its length as text.
+    """Return the number of values in a nested container, or the approximate length of the container as text.
 
-    The length is approximate: each value adds its own length as text and, for quotes and commas, ``characters``.
-    Counting stops at ``limit``.
+    The number of values is returned if ``characters`` is 0. Otherwise the length is returned. ``characters`` is then
+    the number of characters that each value needs for quotes and commas. Counting stops at ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

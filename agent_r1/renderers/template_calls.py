@@ -68,7 +68,10 @@ _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 _MAX_DIGITS = 100
 
 _CHARACTERS_PER_STEP = 64
-"""The number of characters that can be searched or split for one step."""
+"""The number of characters of a text that a filter or method can read at the cost of one step.
+
+The :class:`Budget` of a render limits the number of steps.
+"""
 
 
 def require_method(function: Any) -> Any:
@@ -147,7 +150,10 @@ def spend_result(budget: Budget, result: Any) -> None:
 
 
 def steps_through(value: Any) -> int:
-    """Return the number of steps that one pass over a value costs: about one step per item of a container."""
+    """Return the number of steps that one pass over ``value`` costs.
+
+    A pass costs about one step for each item of a container, or for each ``_CHARACTERS_PER_STEP`` characters of a text.
+    """
     length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
     return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
 

@@ -33,7 +33,11 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 _MAX_DATE_FORMAT = 1000
 
 _NODES_PER_STEP = 8
-"""The body of a loop or macro costs 1 + (number of its syntax nodes) // _NODES_PER_STEP steps each time it runs."""
+"""The number of syntax nodes of a template that run at the cost of one step.
+
+The :class:`Budget` of a render limits the number of steps. Each run of the body of a loop or macro costs
+1 + (number of syntax nodes in the loop or macro) // _NODES_PER_STEP steps.
+"""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -72,7 +76,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state.budget = budget
 
     def syntax_tree(self, source: str) -> nodes.Template:
-        """Return the syntax tree of a template as it was written, without the filters that this environment adds."""
+        """Return the syntax tree of the template ``source``, without the filters that this environment adds."""
         return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -164,9 +168,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 class _CountingFormatter(SandboxedFormatter):
     """The formatter of ``str.format`` in templates.
 
-    For each value, the number of characters is subtracted from the :class:`Budget` of the render.
-
-    A format with a large width, such as ``{:9999}``, raises SecurityError.
+    For each formatted value, the number of characters is subtracted from the :class:`Budget` of the render. A format
+    with a large width, such as ``{:9999}``, raises SecurityError.
     """
 
     _env: LimitedEnvironment

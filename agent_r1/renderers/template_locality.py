@@ -27,7 +27,7 @@ from agent_r1.core.messages import Message
 _COMPARISONS = frozenset({"eq", "ne", "lt", "lteq", "gt", "gteq"})
 
 _STATEFUL = frozenset({"caller", "cycler", "joiner", "self", "strftime_now", "super"})
-"""Names that prevent the proof of :class:`_Proof` if a template uses them.
+"""Names that a template must not use if :class:`_Proof` is to prove that the template is local.
 
 The value of such a name can change between two uses (``joiner``), or is a part of the template (``self``).
 """
@@ -61,8 +61,9 @@ class Locality:
 
     Attributes:
         first: how many messages at the beginning of the conversation can change the text of any message.
-        near: how many messages directly before a message, and directly after it, can change the text of the message.
-            The last ``near`` messages of the conversation can change the text after the last message.
+        near: how many messages directly before a message can change the text of the message. The same number of
+            messages directly after the message can also change the text. The last ``near`` messages of the conversation
+            can change the ending, which is the text after the last message.
     """
 
     first: int
@@ -106,12 +107,13 @@ class _NotLocal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a node in a template.
+    """The place of a node in the syntax tree of a template.
 
     Attributes:
-        part: the outermost part around the node. "loop": the loop over the messages. "macro": a macro. "other": another
-            loop, or a block ``{% set name %}``. "top": none of these.
-        in_inner_loop: whether a loop inside this part contains the node. The name ``loop`` then stands for that loop.
+        part: the outermost part of the template that contains the node. "loop": the loop over the messages. "macro": a
+            macro. "other": another loop, or a block ``{% set name %}``. "top": the node is in no such part.
+        in_inner_loop: whether the node is in an inner loop, which is a loop inside ``part``. At such a node, the name
+            ``loop`` stands for the inner loop.
         is_later: whether the node is skipped for the first message, as B is in ``loop.first or B``.
     """
 
@@ -126,8 +128,8 @@ class _Proof:
     Methods raise _NotLocal if a node prevents the proof.
 
     Attributes:
-        first: how many messages at the beginning the template reads by index, as in ``messages[0]``, or compares by
-            index, as in ``loop.index0 == 0``; at least 1.
+        first: 1 + the largest n in expressions such as ``messages[n]`` and ``loop.index0 == n`` of the template; at
+            least 1.
         near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
             ``messages[-n]`` of the template; at least 1.
         shift: the sum of all n in the slices ``messages[n:]`` of the template.
@@ -231,10 +233,15 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the expression ``messages[index]``, and update the attribute ``first`` or ``near`` of the proof.
+        """Check the index in the expression ``messages[index]`` of a template, and remember how far the index reaches.
 
-        A valid index is a number such as 2; in the loop over the messages also an offset such as ``loop.index0 + 1``;
-        after this loop also a negative number such as -1. Raise _NotLocal for any other index.
+        There are three kinds of valid index:
+
+        - everywhere: a number such as 2.
+        - in the loop over the messages: an offset such as ``loop.index0 + 1``.
+        - after the loop over the messages: a negative number such as -1.
+
+        Raise _NotLocal for an index of any other kind.
         """
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:

@@ -1,8 +1,8 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
-After an action, new messages follow, such as a tool result. The renderer renders the conversation twice: up to the
-action, and with the action and the new messages. The text of the new messages is what follows the action. If the two
-results differ before the action, the next turn starts a new branch of the trajectory.
+After an action, new messages follow, such as a tool result. The renderer renders the conversation twice: first without
+the action, and then with the action and the new messages. In the second text, the text of the new messages follows the
+action. If the two texts differ before the action, the next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Messages = tuple[Message, ...]
 
 
 class TemplateRenderer:
-    """A :class:`~agent_r1.renderers.protocol.Renderer` with the chat template of a tokenizer and a tool format.
+    """A :class:`~agent_r1.renderers.protocol.Renderer` that uses a tool format and a tokenizer's chat template.
 
     Args:
         tokenizer: the tokenizer, with its chat template.
@@ -177,10 +177,11 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt after an action and its observation: the whole text, but only the tokens after the action.
+        """Return the prompt for the turn after an action and its observation.
 
-        If the policy sampled no end token, the new tokens begin with the end of the turn, which the policy did not
-        sample. Return None if the template changes earlier text, or omits the end token that was sampled.
+        The ``text`` of the prompt is the whole conversation. Its ``token_ids`` are only the tokens after the action. If
+        the policy sampled no end token, ``token_ids`` begin with the tokens that end the turn of the action. Return
+        None if the template changes earlier text, or omits the end token that was sampled.
         """
         # To save time, the middle of the conversation is left out if this does not change the new tokens.
         locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
@@ -288,10 +289,10 @@ class TemplateRenderer:
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Return (reasoning, rest) of the text of an action, or (None, text) without reasoning.
+        """Divide the text of an action. Return (reasoning, rest), or (None, text) if the text has no reasoning.
 
         ``opened`` says whether the text begins inside the reasoning. If ``opened`` is False and the template renders no
-        reasoning, the whole text counts as text without reasoning.
+        reasoning, the result is always (None, text).
         """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 

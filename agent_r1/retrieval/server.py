@@ -51,7 +51,10 @@ DRAIN_SECONDS = 10
 """Seconds that a stopped server waits for the requests in progress."""
 
 QUERIES_PER_SEARCH = 16
-"""The number of queries in one search. A larger number would block other requests for seconds."""
+"""The largest number of queries in one search. A request with more queries is divided into several searches.
+
+One long search would block other requests for seconds.
+"""
 
 
 class _RequestError(Exception):
@@ -63,8 +66,8 @@ class _RequestError(Exception):
 def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str]) -> Starlette:
     """Return the web application of the retrieval server.
 
-    Searches run one at a time, because one search can use several cores. A request for ``/health`` gets ``health``.
-    ``allowed_hosts`` are the accepted values of the header ``Host``.
+    Searches run one at a time, because one search can use several cores. ``health`` is the answer to requests for
+    ``/health``. ``allowed_hosts`` are the accepted values of the header ``Host``.
     """
     searching = asyncio.Lock()
 
@@ -99,8 +102,9 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that sends the message from ``handler`` as JSON. After an error, the endpoint sends an error
-    status and one line.
+    """Return an endpoint that sends the result of ``handler`` as JSON.
+
+    After an error, the endpoint sends an error status, and one line of text in JSON.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -144,11 +148,19 @@ def _passage_text(passage: Passage) -> PassageText:
 
 
 class RetrievalServer(ThreadedServer):
-    """A server for a retriever at (host, port). Raises InvalidInput if the server cannot listen there.
+    """An HTTP server that searches with a retriever.
 
-    Port 0 means any free port. A request for ``/health`` gets ``health``. ``allowed_hosts`` are the host
-    names that are accepted in requests. If it is empty and ``host`` is a loopback address, only loopback names are
-    accepted. If it is empty and ``host`` is another address, all names are accepted.
+    Args:
+        retriever: finds passages.
+        health: the answer to requests for ``/health``.
+        host: the address at which the server listens.
+        port: the port at which the server listens. 0 means any free port.
+        allowed_hosts: the host names that are accepted in requests. If ``allowed_hosts`` is empty, the accepted names
+            depend on ``host``. At a loopback address, only loopback names are accepted. At any other address, all names
+            are accepted.
+
+    Raises:
+        InvalidInput: the server cannot listen at this address and port.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ NOTHING_FOUND = "No passage matches this query."
 
 
 def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a tool that shows at most ``k`` passages. The ``data`` of a result are the titles of its passages.
+    """Return a search tool. A result shows at most ``k`` passages, and the titles of the passages are its ``data``.
 
-    Waiting calls of different episodes are sent as one batch. If the retriever fails, all calls of the batch fail.
+    Waiting calls of different episodes are sent to the retriever as one batch. If the retriever fails, all calls of the
+    batch fail.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
@@ -39,10 +40,10 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
 
 
 def search_tool_with_question(retriever: Retriever, k: int = TOP_K) -> Tool:
-    """Return a search tool whose results end with the question, which is the last message of the task.
+    """Return a search tool that repeats the task's question at the end of each result.
 
-    Otherwise, the tool is like :func:`search_tool`. If results do not end with the question, a small model often gives
-    a wrong answer.
+    The question is the last message of the task. If a result does not end with the question, a small model often gives
+    a wrong answer. Except for the question, the results are the results of :func:`search_tool`.
     """
 
     def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:

@@ -44,12 +44,13 @@ class RewardModelConfig(BaseModel):
 
     kind: Kind = "trajectory"
     """Form of the reward. trajectory: one number per attempt, from a scalar head. turns: one number per turn, from a
-    scalar head. implicit: one number per turn, from the log ratio of two language models (PRIME, iStar).
+    scalar head. implicit: one number per turn, from the turn's probability by two language models: the trained model,
+    and the model before the training (PRIME, iStar).
     """
 
     loss: LossName = "outcome"
     """Loss of the training. outcome: cross-entropy with success or failure. regression: squared error. pairs:
-    Bradley-Terry loss of a success and a failure in one group.
+    Bradley-Terry loss of two attempts in one group, one with a higher reward than the other.
     """
 
     success: float = 0.5
@@ -61,9 +62,10 @@ class RewardModelConfig(BaseModel):
     """
 
     implicit_reward: ImplicitReward = "probability"
-    """Reward of a turn from an implicit reward model. probability: how much the predicted probability of success rose.
-    log_ratio: the log ratio of the two language models, which has no bound. Do not train on log_ratio alone: add a KL
-    penalty or the true reward.
+    """Reward of a turn, with kind implicit. probability: how much the predicted probability of success rises in this
+    turn. log_ratio: beta * log(p / p_ref), which has no bound. p and p_ref are probabilities of the turn: p by the
+    trained model, p_ref by the model before the training. Do not train on log_ratio alone: add a KL penalty or the true
+    reward.
     """
 
     held_out: float = Field(default=0.2, gt=0, lt=1)

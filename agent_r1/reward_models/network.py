@@ -1,7 +1,7 @@
 """The networks of reward models, and the losses for training the networks.
 
-Shapes: a batch has R traces, S turns with action tokens, and N action tokens. One micro-batch of the batch has s of
-these turns and n of these action tokens.
+A trace is a recorded attempt. Shapes: a batch has R traces, S turns with action tokens, and N action tokens. A
+micro-batch is a part of the batch, and has s turns with action tokens and n action tokens.
 """
 
 from __future__ import annotations
@@ -48,16 +48,22 @@ class Network(Protocol):
         ...
 
     def turn_scores(self, micro: MicroBatch, turn_of_token: Tensor, prefixes: Prefixes) -> Tensor:
-        """Return the scores (s,) of the turns of a micro-batch, in the order of ``micro.turns``.
+        """Return the scores of the s turns in a micro-batch: (s,), in the order of ``micro.turns``.
 
         Args:
-            turn_of_token: (N,) for each action token of the whole batch, the index of its turn in the batch.
+            micro: the micro-batch, a part of a batch.
+            turn_of_token: (N,) the index in the batch of the turn to which an action token belongs, for each of the N
+                action tokens of the whole batch.
             prefixes: the keys and values of the first tokens that all sequences of the whole batch share.
         """
         ...
 
     def trace_scores(self, scores: Tensor, packed: PackedTraces) -> Tensor:
-        """Return the score of each trace: (R,). ``scores`` has the shape (S,)."""
+        """Return the scores of the R traces in ``packed``: (R,). A trace is a recorded attempt.
+
+        The score of a trace is computed from the scores of its turns, for example as their sum. ``scores`` are the
+        scores of the S turns of all traces: (S,).
+        """
         ...
 
 
@@ -89,8 +95,9 @@ class ImplicitNetwork:
     """Two language models: ``model``, which is trained, and ``reference``, the model before the training.
 
     Let p be the probability of an action token by ``model``, and p_ref by ``reference``. The score of a turn is the sum
-    of beta * log(p / p_ref) over the action tokens of the turn, as in iStar (arXiv:2509.19199). In PRIME
-    (arXiv:2502.01456), each token has its own reward. The score of a trace is the sum of the scores of its turns.
+    of beta * log(p / p_ref) over the action tokens of the turn, as in iStar (arXiv:2509.19199). PRIME
+    (arXiv:2502.01456), unlike this class, gives each token its own reward. The score of a trace is the sum of the
+    scores of its turns.
     """
 
     model: PreTrainedModel
@@ -137,7 +144,10 @@ def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[Pa
 
 
 def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Tensor:
-    """Return the score of each turn, without a gradient: (S,). A pass has at most ``micro_tokens`` tokens."""
+    """Return the scores of the S turns with action tokens: (S,). The scores have no gradient.
+
+    One pass through the network has at most ``micro_tokens`` tokens.
+    """
     scores = torch.zeros(len(packed.trace_of_turn))
     with torch.no_grad():
         plan, prefixes = _plan(network, packed, micro_tokens)
@@ -147,11 +157,11 @@ def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Te
 
 
 TurnLoss = Callable[[Tensor], Tensor]
-"""A function that computes the loss of a batch from the scores (S,) of all its turns."""
+"""A function that computes the loss of a batch from the scores (S,) of the S turns in the batch."""
 
 
 def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_tokens: int) -> float:
-    """Compute the loss of a batch and return it. Add its gradient to the ``grad`` of the weights.
+    """Return the loss of a batch. Add the gradient of the loss to the ``grad`` of the weights.
 
     The loss L can compare traces of different micro-batches, so L needs the scores of the whole batch. If the batch has
     more than ``micro_tokens`` tokens, first compute all scores without a gradient, and dL/dscore from these scores.
@@ -180,10 +190,10 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
 def trace_loss(
     network: Network, packed: PackedTraces, targets: Tensor, groups: Sequence[object], kind: Kind, loss: LossName
 ) -> TurnLoss:
-    """Return the loss function of a batch of R traces. The loss function takes the scores (S,) of all turns.
+    """Return the loss function of a batch of R traces. The loss function takes the scores (S,) of all S turns.
 
     Args:
-        targets: (R,) the reward for the loss "regression", otherwise 1 for a success and 0 for a failure.
+        targets: (R,) for the loss "outcome", 1 for a success and 0 for a failure; for any other loss, the rewards.
         groups: (R,) the group of each trace.
     """
 
@@ -241,7 +251,8 @@ class RewardModel:
         return list(zip(traces, (tuple(part.tolist()) for part in turns.split(sizes)), strict=True))
 
     def prediction(self, score: float) -> float:
-        """Return the prediction for a score: sigmoid(score), a probability. For the loss "regression", return the
-        score.
+        """Return the prediction for the score of a trajectory: sigmoid(score), a probability.
+
+        For the loss "regression", the prediction is the score itself.
         """
         return score if self.loss == "regression" else float(torch.sigmoid(torch.tensor(score, dtype=torch.float64)))

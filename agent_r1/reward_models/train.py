@@ -61,7 +61,7 @@ class RewardModelReport:
 def train_reward_model(
     runs: Sequence[Path], config: RewardModelConfig, say: Callable[[str], None]
 ) -> RewardModelReport:
-    """Train a reward model on the attempts of ``runs``, write it to ``config.out``, and return its evaluation.
+    """Train a reward model on the attempts of ``runs``, write the model to ``config.out``, and return a report.
 
     ``say`` prints a line about the progress. Raise InvalidInput if the runs, the model or the settings cannot be used.
     """
@@ -180,7 +180,7 @@ def _fit(
 
 
 def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModelConfig) -> float:
-    """Compute the loss of a batch and return it. Add its gradient to the ``grad`` of the weights."""
+    """Return the loss of a batch. Add the gradient of the loss to the ``grad`` of the weights."""
     packed = pack_traces([trace.trajectory for trace in batch])
     is_number = config.loss == "regression" or config.loss == "pairs"
     aims = [trace.target if is_number else float(trace.target > config.success) for trace in batch]
@@ -190,10 +190,10 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 
 
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
-    """Return the evaluation of ``model`` on the held-out traces.
+    """Return the evaluation of ``model`` on the held-out traces, together with an evaluation of simple baselines.
 
-    A score in ``BASELINES`` can be larger for failures than for successes. If this is so on the traces for training,
-    the score is negated.
+    A baseline scores an attempt without a model, for example by the number of tokens. If the scores of a baseline are
+    usually larger for failures than for successes of the training traces, the scores are negated.
     """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]

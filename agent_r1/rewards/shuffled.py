@@ -14,9 +14,11 @@ from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Un
 class ShuffledScorer:
     """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
 
-    A policy can learn nothing from shuffled rewards. Their mean and spread in a group stay the same. A reward with one
-    number per turn becomes the sum of its numbers. All rewards of a group are shuffled in one order. Several such
-    scorers use the same order.
+    A policy can learn nothing from shuffled rewards. The mean and the spread of the rewards in a group stay the same. A
+    reward with one number per turn first becomes the sum of its numbers.
+
+    If attempt 1 gets one reward of attempt 3, attempt 1 gets all rewards of attempt 3. This is also so if several
+    scorers are shuffled.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

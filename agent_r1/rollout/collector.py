@@ -47,7 +47,7 @@ class RolloutLimits:
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
-"""The time in which a rollout can close its episode after the deadline. Then the rollout is cancelled."""
+"""Seconds that a rollout has after its deadline to close its episode. After this time, the rollout is cancelled."""
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
 """A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
@@ -57,11 +57,12 @@ class Collector:
     """A service that runs groups of attempts, and scores and records the attempts.
 
     Args:
+        rollout: makes the attempts of a group.
         recorder: stores the start and the end of each attempt.
         run: the name of the run, which is a part of the id of each attempt.
         seed: the root seed, from which the seed of each attempt is derived.
-        greedy: a second rollout, without random sampling. It makes one additional attempt for each group, which is
-            scored separately. The sample index of this attempt is the size of the group.
+        greedy: makes one additional attempt for each group, without random sampling; None for no additional attempt.
+            The additional attempt is scored separately. Its sample index is the size of the group.
         models: the models that environments can query, by role.
     """
 
@@ -173,7 +174,10 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return ``trajectories``. Trajectories that can be trained on get rewards, or the status REWARD_FAILED."""
+        """Return ``trajectories`` with rewards for all trajectories that can be trained on.
+
+        A trajectory whose rewards cannot be computed gets the status REWARD_FAILED.
+        """
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
             return tuple(trajectories)

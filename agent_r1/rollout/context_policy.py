@@ -34,12 +34,15 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An unfinished episode: its opening messages, its exchanges, and the policy's notes on earlier exchanges.
+    """An unfinished episode. A summary can replace its earlier exchanges.
 
-    The notes are the text of the last summary. They stand at the end of the opening messages.
+    Attributes:
+        start: the opening messages.
+        exchanges: the exchanges after the last summary. An exchange is an action with its observation.
+        notes: the text of the last summary that the model wrote; "" without a summary.
 
     Example:
-        History((Message.user("Who?"),), (Exchange(call, (page,)),), "Bruno rules.")
+        History(start=(Message.user("Who?"),), exchanges=(Exchange(call, (page,)),), notes="Bruno rules.")
     """
 
     start: Messages
@@ -51,7 +54,10 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the opening messages and the notes, followed by the messages of ``exchanges``."""
+        """Return the opening messages, followed by the messages of ``exchanges``.
+
+        The last opening message of the user also shows the text of the last summary, if there is a summary.
+        """
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 
@@ -61,10 +67,11 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPolicy(ABC):
-    """Base class of context policies. An exchange is an action with its observation.
+    """Base class of context policies. A context policy decides how much of an episode the model sees before an action.
 
     Attributes:
-        keep_turns: the number of latest exchanges that are not rewritten, if the context has room.
+        keep_turns: the number of latest exchanges that are not rewritten, if the context has room. An exchange is an
+            action with its observation. The class :class:`Summary` uses this number in another way.
         after_tokens: a context is not rewritten until it is longer than this number of tokens, or leaves no room for an
             action.
     """
@@ -74,10 +81,13 @@ class ContextPolicy(ABC):
 
     @abstractmethod
     def candidates(self, history: History) -> Iterator[Messages]:
-        """Yield contexts for the next action, the most complete context first. At least one context is yielded."""
+        """Yield at least one context for the next action: the messages that the model can see.
+
+        The most complete context is yielded first.
+        """
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
-        """Return a message that asks the policy to summarize the history, or None if no summary is needed.
+        """Return a message that asks the model to summarize the history, or None if no summary is needed.
 
         ``fits`` says whether the whole history leaves room for an action.
         """
@@ -133,10 +143,11 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces actions and observations by a summary. The trained model writes the summary.
+    """A context policy that replaces all actions and observations so far by a summary, which the trained model writes.
 
-    The model is asked for a summary after more than ``keep_turns`` actions, or if the context has no room for an
-    action. The summary is sampled, recorded and trained like an action. A summary without text changes nothing.
+    The model is asked for a summary if there are more than ``keep_turns`` actions since the last summary, or if the
+    context has no room for an action. The summary is sampled, recorded and trained like an action. A summary without
+    text replaces nothing.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -209,7 +220,8 @@ def _words(text: str) -> frozenset[str]:
 def with_notes(start: Messages, notes: str) -> Messages:
     """Return the opening messages ``start`` with ``notes`` at the end of the last user message.
 
-    Without a user message, the notes become a user message. Some chat templates refuse two adjacent user messages.
+    No second user message is added, because some chat templates refuse two adjacent user messages. If ``start`` has no
+    user message, a user message with the notes is added at the end.
     """
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:

@@ -8,7 +8,7 @@ from typing import Any
 from agent_r1.renderers.formats.tool_format import Tools, parse_json
 
 _WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
-"""The values of words in JSON or Python, such as ``true`` and ``None``. The words are in lower case."""
+"""The value of each word of JSON or Python. Words are looked up in lower case: the word None is found as "none"."""
 
 
 def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
@@ -20,8 +20,9 @@ def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]
 def convert_value(text: str, schema: Mapping[str, Any]) -> object:
     """Convert the text of an argument to the type that the schema of the argument declares.
 
-    If the schema declares the type string, return the text. If the schema also declares the type null, ``null`` and
-    ``none`` become None. With any other schema, return the JSON value of the text, or the text if it is not JSON.
+    If the schema declares the type string, return the text. If the schema declares the types string and null, the texts
+    "null" and "none" become None. With any other schema, return the JSON value of the text, or the text itself if the
+    text is not JSON.
 
     Example:
         >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})

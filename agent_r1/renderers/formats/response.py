@@ -1,4 +1,7 @@
-"""Tool calls of tokenizers with a response template: a description of how the model writes messages and calls."""
+"""The tool format of tokenizers with a response template.
+
+A response template describes how a model writes messages and calls.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class Response(ToolFormat):
         self._template, self._header = dict(template), header
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning or None, ``text`` unchanged). :meth:`parse` skips the reasoning in the text."""
+        """Return the pair (reasoning, ``text``), or (None, ``text``) if ``text`` has no reasoning.
+
+        The reasoning is not removed from ``text``, because :meth:`parse` skips the reasoning.
+        """
         message, _ = self._parse(text, ())
         return next((str(message[name]) for name in _REASONING if message.get(name)), None), text
 
@@ -70,8 +76,8 @@ class Response(ToolFormat):
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
     """Append the calls in the newest ``events`` of the parser to ``calls``. Return the index after the last call.
 
-    The parser has read the first ``end`` characters of ``text``. ``start`` is the index after the previous call, and is
-    returned if the events complete no call.
+    The parser has read the first ``end`` characters of ``text``. ``start`` is the index after the previous call. If the
+    events complete no call, ``start`` is returned.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

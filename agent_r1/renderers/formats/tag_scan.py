@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
-"""An unfinished fence at the end of a text. Later text decides whether the fence opens or closes a block."""
+"""Matches a Markdown code fence that can be unfinished, at the end of a text.
+
+Later text decides whether the fence opens or closes a block of code.
+"""
 
 _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class ElementPatterns:
-    """The patterns of the opening and closing delimiter of an answer, or of the calls of one tool.
+    """The patterns that find the opening and the closing delimiter of an element.
+
+    An element is an answer, or a call of one tool. A delimiter is a tag such as ``<search>``, or a Markdown code fence.
 
     Attributes:
-        longest: an upper bound for the length of each delimiter, in characters. Spaces after a code fence do not count.
-        is_answer: true for an answer, false for a call.
+        longest: an upper bound for the length of each delimiter, in characters. If the delimiter is a code fence, the
+            spaces after the fence do not count.
+        is_answer: true if the element is an answer, false if the element is a call.
 
     Example:
         ElementPatterns(re.compile("<search>"), re.compile("</search>"), longest=9, is_answer=False)
@@ -36,7 +42,7 @@ class ElementPatterns:
 
 
 class _Search:
-    """A search in a growing text for the first opening delimiter, and then for the first closing delimiter."""
+    """A search in a growing text: first for the opening delimiter of an element, then for its closing delimiter."""
 
     def __init__(self, patterns: ElementPatterns) -> None:
         self.patterns, self.start, self.is_closed = patterns, -1, False
@@ -52,7 +58,7 @@ class _Search:
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         """Return the next match of a pattern in the text so far, or None.
 
-        The next search skips the positions at which no match can begin, whatever text is added.
+        The next search skips the positions at which no match can begin, whatever text is added later.
         """
         found = pattern.search(text, self._position)
         if found is None:
@@ -66,9 +72,10 @@ class _Search:
 class TagScan:
     """A callable that gets each new part of an action's text, and returns whether the action is complete.
 
-    An action is complete if its first call is closed. An action is also complete if an answer is closed and no call
-    begins before this answer. Up to ``thoughts`` thoughts (``<think> .. </think>``) at the beginning of the text are
-    skipped. ``is_opened`` says whether the text begins inside a thought.
+    An action is complete after the closing delimiter of its first call. An action is also complete after the closing
+    delimiter of an answer, if no call begins before the answer. A thought is a text ``<think> .. </think>``. Up to
+    ``thoughts`` thoughts at the beginning of the text are skipped. ``is_opened`` says whether the text begins inside a
+    thought.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:

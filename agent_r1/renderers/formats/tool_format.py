@@ -44,7 +44,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """The result of parsing the text of an action without its reasoning.
+    """The result of parsing the text of an action, from which the reasoning was removed.
 
     Attributes:
         content: the text without the calls.
@@ -52,7 +52,7 @@ class ParsedOutput:
         end: the index of the first character after the action; None if nothing in the text ends the action.
 
     Example:
-        ParsedOutput("I look.", (ParsedCall("search", {"query": "Alba"}, '{"name": ..}', end=70),))
+        ParsedOutput(content="I look.", calls=(search_call,), end=None)
     """
 
     content: str
@@ -68,7 +68,7 @@ class ToolFormat(ABC):
 
     name: ClassVar[str]
     delimiters: ClassVar[tuple[str, ...]] = ()
-    """Texts that are not allowed in arguments, because the template does not escape them."""
+    """Texts that are not allowed in arguments, because the template does not escape such texts."""
 
     required_tokens: ClassVar[tuple[str, ...]] = ()
     """The format is detected only for tokenizers that have these special tokens."""
@@ -81,7 +81,7 @@ class ToolFormat(ABC):
         """
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Return (reasoning, rest) of the text of an action, or (None, text) without reasoning.
+        """Divide the text of an action. Return (reasoning, rest), or (None, text) if the text has no reasoning.
 
         With ``opened``, the prompt ended inside the reasoning, so the text begins with reasoning.
         """
@@ -108,8 +108,8 @@ class ToolFormat(ABC):
 
         Each time the sampled text contains a new stop string (:meth:`stop_strings`), the function is called with the
         text that was sampled since its previous call. If the function returns False, the action is certainly not
-        complete. If the function returns True, :meth:`is_complete` decides. By default, the function always returns
-        True.
+        complete. If the function returns True, :meth:`is_complete` decides. In this base class, the function always
+        returns True.
 
         Args:
             tools: the tools of the prompt.
@@ -135,9 +135,10 @@ class ToolFormat(ABC):
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
-    """Return (reasoning, rest) of a text that can begin with ``<think>``, or (None, text) without reasoning.
+    """Divide a text after its reasoning. Return (reasoning, rest), or (None, text) if the text has no reasoning.
 
-    If the reasoning is not closed, the rest is empty. With ``opened``, the text begins inside the reasoning.
+    Reasoning is the text between ``<think>`` at the beginning and the first ``</think>``. With ``opened``, the text
+    begins inside the reasoning, without ``<think>``. If ``</think>`` is missing, the rest is empty.
 
     Example:
         >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
@@ -167,7 +168,7 @@ class CallBlock:
 
     Attributes:
         is_closed: whether the closing delimiter was found.
-        end: the index of the first character after the block, in the whole text.
+        end: the index in the whole text of the first character after the block and its closing delimiter.
 
     Example:
         CallBlock('{"name": "add"', is_closed=False, end=25)
@@ -207,7 +208,7 @@ def text_before(text: str, opening: str) -> str:
 
 
 MAX_JSON_DEPTH = 100
-"""The largest nesting depth of the JSON text of a call, because recursive code handles calls."""
+"""The largest allowed nesting depth of the JSON text of a call. Recursive code could not handle a very deep value."""
 
 _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """Matches a bracket or a whole JSON string, so that a bracket inside a string is not matched alone."""
@@ -237,15 +238,18 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a call without arguments, which could not be read because of ``error``."""
+    """Return a ParsedCall for a call that could not be read. Its ``arguments`` are None.
+
+    ``error`` is the reason. ``name`` is the name of the tool, or "" if the name could not be read.
+    """
     return ParsedCall(name, None, raw, end, error)
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
     """Convert ``data``, the JSON value of a call, to a ParsedCall with the attributes ``raw`` and ``end``.
 
-    ``data`` must be an object with a text under "name" and an object under ``key``, the arguments. Any other value
-    becomes a malformed call.
+    ``data`` must be a JSON object with two fields. The field "name" is the name of the tool, a text that is not empty.
+    The field ``key`` holds the arguments, a JSON object. Any other ``data`` becomes a malformed call.
 
     Example:
         call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}
@@ -264,7 +268,7 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
 
-    For any other text, return a malformed call.
+    If ``text`` is not a JSON object, return a malformed call.
     """
     try:
         arguments = parse_json(text)
