@@ -167,8 +167,7 @@ class StepProfiler:
 
     If no part is active, CPU time counts as "other", and the rest as "waiting".
 
-    A part that uses a GPU only queues its work there. The time of the work counts for the part that waits for the
-    result.
+    Work on a GPU counts for the part that waits for the result, not for the part that starts the work.
     """
 
     def __init__(
@@ -209,7 +208,7 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part. The part is active while a thread is inside."""
+    """A context manager that measures the time of one part of a step. The part is active while a thread is inside."""
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
         self._profiler, self._active = profiler, active

@@ -86,9 +86,9 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Replace the credentials in ``match`` with ``***``. ``match`` is a web address inside a longer web address.
+    """Return a web address, found inside a longer web address, with ``***`` in place of credentials.
 
-    If ``match`` has a user name and contains a third address, hide everything after its scheme:
+    If the found address has a user name and itself contains an address, everything after ``://`` is replaced:
     ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
     """
     rest = _redact_rest(match["rest"])

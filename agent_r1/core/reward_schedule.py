@@ -38,7 +38,7 @@ class RewardSchedule:
         return cls(tuple(points))
 
     def factor(self, step: int) -> float:
-        """Return the factor at ``step``. The first step of a run is step 1."""
+        """Return the factor for the weight of the reward at ``step``. The first step of a run is step 1."""
         for (start, low), (end, high) in pairwise(self.points):
             if start <= step <= end:
                 return low + (high - low) * (step - start) / (end - start)

@@ -69,7 +69,7 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
 def _lock(folder: Path) -> int | None:
     """Lock a new file in ``folder``, and return its descriptor. Closing the descriptor releases the lock.
 
-    Return None if the file system has no locks. Then no process removes the folder.
+    Return None if the file system has no locks. Then :func:`remove_abandoned` never removes the folder.
     """
     file = folder / f"{LOCK}.new"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

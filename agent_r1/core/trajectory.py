@@ -60,14 +60,14 @@ TurnKind = Literal["act", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """The times of a turn, in seconds since the start of the attempt.
+    """The times of a turn, in seconds. All times except ``env_seconds`` count from the start of the attempt.
 
     Attributes:
         start_seconds: when the action was requested from the engine.
         end_seconds: when the engine returned the action.
         first_token_seconds: when the first token was sampled; None if the engine does not report this time.
         env_seconds: how long the environment took to respond, including moves of other players in a game. For an agent
-            program, the time until its next request.
+            program: how much time passed before its next request.
     """
 
     start_seconds: float
@@ -84,13 +84,13 @@ class TurnTiming:
 class Turn:
     """One transition of the step-level MDP (arXiv:2511.14460, section 2): a state and an action.
 
-    The action is the sampled tokens. The state is all tokens that the policy saw: the state and the action of the
-    parent turn, then ``new_ids``.
+    The action is the sampled tokens. The state is all tokens that the policy saw before the action.
 
     Attributes:
         parent: the index of the turn that this turn continues. None for the first turn, and for a turn whose context
             was rewritten.
-        new_ids: the tokens of the state after the parent's action; the whole state without a parent.
+        new_ids: if the turn has a parent, the tokens between the parent's action and the turn's own action. Otherwise
+            the whole state.
         new_messages: the messages of ``new_ids``.
         observation: the messages with which the environment answered the action.
         tools: the tools that an agent program named in its request; None without an agent program.
@@ -100,7 +100,7 @@ class Turn:
         call_ends: for each call, the index in ``action_ids`` of the call's last token. This token gets the rewards of
             the call.
         media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
-        timing: None if not measured. Comparisons (``==``) ignore the timing.
+        timing: None if no time was measured. Comparisons (``==``) ignore the timing.
 
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
@@ -130,10 +130,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One branch of a trajectory: a conversation as the policy saw it.
+    """One branch of a trajectory: turns, each of which continues the turn before.
 
-    Each turn continues the turn before it. ``messages`` ends with the observation after the last action. The policy did
-    not see this observation. ``tools`` is None if the tools of the environment are used.
+    ``messages`` holds all messages that the policy read and wrote, and then the observation after the last action.
+    ``tools`` is None if the tools of the environment are used.
     """
 
     turns: tuple[Turn, ...]
@@ -216,9 +216,9 @@ class Trajectory:
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages`` if earlier turns do not contain them, for example a rewritten context.
+        """Return ``turn.new_messages``, or () if they are equal to :meth:`known_messages`.
 
-        Otherwise return (): ``turn.new_messages`` are equal to :meth:`known_messages`.
+        The messages differ, for example, if the context was rewritten.
         """
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
@@ -265,7 +265,7 @@ class Trajectory:
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action in the environment; '' if there is no such action."""
+        """The raw text of the last action that is not a summary of the context; '' if there is no such action."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property
@@ -283,8 +283,8 @@ class Group:
 
     Attributes:
         group_id: the index of the group in the run.
-        greedy: an additional attempt that was sampled greedily, not in ``trajectories``. Its return is the baseline of
-            ReMax (arXiv:2310.10505). This attempt can have failed.
+        greedy: an additional attempt that was sampled greedily. ``trajectories`` does not contain this attempt. Its
+            return is the baseline of ReMax (arXiv:2310.10505). The greedy attempt can have failed.
         retried: failed attempts, each replaced by an attempt with a higher ``retry``.
         role: the role of the attempts in a game of several agents, such as ``nim/first``. The algorithm ``rae`` has one
             baseline per role.

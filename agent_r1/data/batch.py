@@ -76,7 +76,8 @@ class TrainingBatch:
     outcome_rewards: Tensor
     """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
     greedy_return: Tensor
-    """(M,) float64: return of the group's greedy attempt (sampled with temperature 0); NaN without such a return."""
+    """(M,) float64: return of the greedy attempt (temperature 0) in each trajectory's group. NaN if the group has no
+    such return."""
     role_baseline: Tensor
     """(M,) float64: for each trajectory, the running mean of its role's earlier returns. 0 if the advantage estimator
     is not ``AgainstRole``."""

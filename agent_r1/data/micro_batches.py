@@ -22,25 +22,26 @@ MAX_PADDING = 0.1
 class MicroBatch:
     """B token sequences, padded on the right to T tokens each.
 
-    n is the number of predicted tokens. s is the number of actions.
+    n is the number of predicted tokens. s is the number of actions. In the micro-batch, token t of row b and the
+    hidden state at this token have the index b * T + t.
     """
 
     ids: Tensor
     """(B, T) token ids."""
     position_ids: Tensor | None
-    """(B, T) position of each token: the number of earlier tokens, with the prefix, to which the token attends. None
-    with causal attention."""
+    """(B, T) position of each token: the number of earlier tokens to which the token attends. Tokens of the common
+    prefix count too. None with causal attention."""
     subtree_end: Tensor | None
     """(B, T) for each token j of a row: only the tokens j .. subtree_end[j] - 1 of the row attend to token j. None with
     causal attention."""
     logit_positions: Tensor
-    """(n,) for each predicted token: the hidden state at this index, among all B*T, predicts the token."""
+    """(n,) index of the hidden state that predicts each predicted token."""
     token_positions: Tensor
-    """(n,) index of each predicted token among the B*T tokens."""
+    """(n,) index of each predicted token in the micro-batch."""
     tokens: Tensor
     """(n,) index of each predicted token in the training batch. Always on the CPU."""
     post_action_states: Tensor
-    """(s,) index, among the B*T hidden states, of the state after each action."""
+    """(s,) index of the hidden state at the last token of each action."""
     turns: Tensor
     """(s,) index of each action's turn in the training batch. Always on the CPU."""
     num_tokens: int
@@ -55,7 +56,7 @@ class MicroBatch:
 
     @property
     def padded_size(self) -> int:
-        """The number of tokens, with padding, whose keys and values are in memory: B * (S + T), with S = ``prefix``."""
+        """Number of tokens with keys and values in memory, including padding: rows * (``prefix`` + tokens per row)."""
         return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -80,7 +81,7 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return each sequence as a block of its own. So sequences of a trajectory can be in different micro-batches."""
+    """Return one block per sequence, so that sequences of a trajectory can be in different micro-batches."""
     return [(sequence,) for sequence in sequences]
 
 
@@ -106,7 +107,7 @@ class PassPlan:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    A block is never divided. If ``sharing`` is given, common prefixes are computed only once.
+    A block stays in one micro-batch. If ``sharing`` is given, common prefixes are computed only once.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
@@ -118,9 +119,9 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
     """Yield micro-batches of at most ``max_tokens`` tokens each, including padding, until all sequences are used.
 
-    A block is never divided. A block with more than ``max_tokens`` tokens becomes a micro-batch of its own. The share
-    of padding in a micro-batch of several blocks stays below ``MAX_PADDING``. Blocks with branches never share a
-    micro-batch with blocks without branches.
+    All sequences of a block are in the same micro-batch. A block with more than ``max_tokens`` tokens becomes a
+    micro-batch of its own. The share of padding in a micro-batch of several blocks stays below ``MAX_PADDING``.
+    Blocks with branches (``TokenSequence.has_branches``) never share a micro-batch with blocks without branches.
 
     ``prefix`` is the length of the common prefix of all sequences. The prefix counts in ``max_tokens`` once per
     sequence.
@@ -182,7 +183,7 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Yield the sequences of each micro-batch. Blocks are taken in order, and never divided.
+    """Yield the sequences of each micro-batch: the sequences of one or more blocks, in the given order.
 
     ``fits(sequences, block)`` is whether ``block`` can be added to a micro-batch that holds ``sequences``.
     """

@@ -121,9 +121,8 @@ class PrefixSharing:
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
     """Return the ids of the first tokens that all sequences have in common: (S,).
 
-    The prefix ends before a sequence has its first branch. The prefix also ends before the first token whose logits
-    predict a token of the training batch. S is 0 for a single sequence, or if there are fewer than
-    ``MIN_COMMON_PREFIX`` common tokens.
+    The result ends before the first branch of any sequence, and before the smallest index in ``logit_positions`` of all
+    sequences. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)

@@ -21,18 +21,18 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n is the number of predicted tokens: the tokens of the training batch among the T tokens. s is the number of
+    The training batch contains n of the T tokens. These n tokens are called predicted tokens. s is the number of
     actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
-        position_ids        0 1 2 3 4 3 4   (T)
-        subtree_end         7 7 7 5 5 7 7   (T)
-        token_positions     2 4 6           (n)
-        logit_positions     1 3 5           (n)
-        tokens              0 1 2           (n)
-        post_action_states  2 4 6           (s)
-        turns               0 1 2           (s)
+        position_ids        0 1 2 3 4 3 4   (T) number of earlier tokens to which the token attends
+        subtree_end         7 7 7 5 5 7 7   (T) index after the last token that attends to the token
+        token_positions     2 4 6           (n) predicted tokens 7 8 9 in the sequence
+        logit_positions     1 3 5           (n) logits that predict 7 8 9
+        tokens              0 1 2           (n) 7 8 9 in the training batch
+        post_action_states  2 4 6           (s) last token of each action
+        turns               0 1 2           (s) turn of each action in the training batch
     """
 
     trajectory: int
@@ -45,7 +45,7 @@ class TokenSequence:
     """(T,) for each token j, the index after the last token that attends to token j. Exactly the tokens j ..
     subtree_end[j] - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) for each predicted token: the logits at this index of the sequence predict the token."""
+    """(n,) index in the sequence of the logits that predict each predicted token."""
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
@@ -63,7 +63,10 @@ class TokenSequence:
         return len(self.ids)
 
     def without_first(self, count: int) -> TokenSequence:
-        """Return the sequence without its first ``count`` tokens. All later tokens must attend to these tokens."""
+        """Return the sequence without its first ``count`` tokens.
+
+        Call this method only if all later tokens attend to the first ``count`` tokens.
+        """
         return replace(
             self,
             ids=self.ids[count:],
@@ -97,8 +100,8 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""Three indices for a token: (index of the logits that predict the token, index in the sequence, index in the
-batch)."""
+"""Three indices for a predicted token: (index in the sequence of the logits that predict the token, index of the token
+in the sequence, index of the token in the training batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in

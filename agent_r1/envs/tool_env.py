@@ -48,20 +48,19 @@ class ToolEnv:
     truncated.
 
     Rewards exist on three levels: calls, turns and the trajectory. Rewards on different levels must have different
-    names.
+    names. If ``turn_rewards`` or ``call_rewards`` raises or returns a number that is not finite, the episode fails.
 
     Args:
         tools: tools, or plain functions, which :func:`tool` converts.
         rewards: sync or async functions ``(trajectory, task)`` that return a number or a mapping of names to numbers.
-        system: a system message that replaces the task's system message, if it is not None.
+        system: a system message that replaces the task's system message. None keeps the task's system message.
         examples: messages after the system message in every prompt, such as a solved task. The policy is never trained
             on the examples.
         max_output: the maximum number of characters of a tool's output. A longer output is cut.
         timeout: the time limit of a call in seconds, for tools without their own time limit.
-        turn_rewards: a sync function that returns process rewards for an action. If the function raises or returns a
-            number that is not finite, the episode fails.
-        call_rewards: a sync function that returns process rewards for one call. If the call is wrong or fails,
-            ``result.ok`` is False. The episode fails if the function raises or returns a number that is not finite.
+        turn_rewards: a sync function ``(action, results)`` that returns process rewards for an action.
+        call_rewards: a sync function ``(call, result)`` that returns process rewards for one call. If the call is wrong
+            or fails, ``result.ok`` is False.
         sandbox: the sandbox in which tools run code written by the policy, or ``"none: .."`` with a reason if such code
             is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
 

@@ -131,8 +131,8 @@ class ModelUser:
     """A simulated user: a model writes the user's messages.
 
     The model gets the conversation with exchanged roles: the agent's messages are user messages, and the user's
-    messages are assistant messages. The persona is the system message. The model does not see the agent's reasoning,
-    tool calls and tool results. The conversation ends after two empty replies in a row.
+    messages are assistant messages. The model does not see the agent's reasoning, tool calls and tool results. If the
+    model's reply is empty, the model is asked once more. A second empty reply ends the conversation.
 
     Attributes:
         persona: returns the system message for a task: who the user is and what the user wants.

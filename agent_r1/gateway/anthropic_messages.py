@@ -194,7 +194,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessage:
-    """A request to Anthropic's Messages API. Its methods write the answer."""
+    """A request to Anthropic's Messages API, with methods that return a given answer in the format of this API."""
 
     chat: ChatRequest
     streams: bool

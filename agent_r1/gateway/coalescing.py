@@ -25,7 +25,7 @@ MAX_FAILURES = 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The parts of an HTTP request that show whether it repeats an earlier request.
+    """The parts of an HTTP request that show whether the request repeats an earlier request.
 
     Attributes:
         digest: the hash of path and body.
@@ -82,7 +82,7 @@ class PendingAnswer:
 
     @property
     def answer(self) -> Answer:
-        """The complete answer. Raise RequestError if the request failed. Read this only after ``drafting`` is done."""
+        """The complete answer, available after the task ``drafting`` is done. Raise RequestError if the task failed."""
         return self.drafting.result().answer
 
     async def begin(self) -> None:
@@ -139,17 +139,15 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the kept answer to a repeated request, or None if a new answer must be sampled.
 
-        If ``identity`` has a key, return the newest answer with this key, or None. Raise RequestError if the key was
-        used for a different request.
+        With a key, return the newest answer with the same key, or None. Raise RequestError if the key was used for a
+        different request.
 
-        If ``identity`` has no key, look at the answers to equal requests. The first rule that applies decides:
+        Without a key, look only at answers with the same ``digest``. The first rule that applies decides:
 
-        - If no client has received an answer, and no client waits for the answer, return this answer.
-        - If the client sends the request for the first time, return None. So equal parallel requests get new answers.
-        - If an equal request failed and was not repeated yet, return None: this request repeats the failed request.
-        - Otherwise, leave out the answers whose ``num_retries`` is not smaller than ``identity.num_retries``: their
-          clients have already repeated the request that often. Of the other answers, return the answer with the largest
-          ``num_retries``. Return None if there is no other answer.
+        - If no client has received an answer, and no client waits for the answer, return the answer.
+        - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
+        - If an earlier request failed, and no client has repeated the failed request yet, return None.
+        - Otherwise return the answer with the largest ``num_retries`` below ``identity.num_retries``, or None.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -177,11 +175,13 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the count of failed requests after a request has ended.
+        """Update the number of failed requests with this ``digest`` that no client has repeated yet.
 
-        There is one count for all equal requests, which have the same ``digest``: how many of them failed and were not
-        repeated yet. Add 1 if the request was cancelled, or failed with an error after which clients repeat the
-        request. If the request succeeded, subtract ``num_earlier``, the count at the beginning of the request.
+        ``drafting`` is the task that sampled the answer. The task has ended:
+
+        - If the sampling was cancelled, or failed with an error after which clients repeat the request, add 1.
+        - If the sampling succeeded, subtract ``num_earlier``, the number at the beginning of the sampling. The success
+          counts as the repetition of all earlier failures.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):

@@ -55,11 +55,12 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether the client changed an action of the policy, or the tools after this action.
+    """Return whether ``messages`` begin with the conversation before a sent action, and then have an assistant message.
 
-    ``messages`` are the conversation that the client sent. Call this function only if ``messages`` start a new branch.
-    The result is True if ``messages`` begin with the conversation before an action, followed by an assistant message.
-    Without a change, such messages would continue the branch of the action.
+    Usually such messages continue the branch of the action. If such messages start a new branch, the client changed the
+    action or the tools.
+
+    Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "five", and False for "3+3?", "five".
     """
     return any(
         messages[: len(action.before)] == action.before

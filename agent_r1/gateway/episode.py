@@ -1,4 +1,4 @@
-"""The policy within one episode, as a model that an agent calls over HTTP. A session records the turns."""
+"""The policy within one episode, as a model that an agent calls over HTTP."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SEED_BITS = 62
 class ServedModel:
     """A model that answers requests for inference, and records no turns.
 
-    A request can set the sampling parameters. ``agent`` has the defaults.
+    A request that does not set the temperature, top_p or max_tokens gets the value of ``agent.params``.
     """
 
     def __init__(self, agent: Agent, name: str) -> None:

@@ -52,13 +52,13 @@ class CachePages:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of a KV cache.
+    """The size of a KV cache. The cache consists of blocks, and a block consists of slots for one sequence each.
 
     Attributes:
         rows: the number of slots in a block.
         blocks: the maximum number of blocks.
-        pages: the maximum number of pages of all slots together.
-        session_pages: the number of pages that a new session takes.
+        pages: the maximum number of pages (``PAGE_TOKENS`` tokens each) of all slots together.
+        session_pages: the minimum number of pages that a slot takes when a sequence begins.
         capacity: the number of tokens for which a new slot has room. The room grows if a sequence needs more.
     """
 

@@ -41,13 +41,15 @@ NUM_SAMPLED = 32
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The largest differences between log-probabilities of server and trainer that count as rounding errors, in nats.
+    """Limits on the differences between log-probabilities of server and trainer, in nats.
+
+    Differences up to the limits count as rounding errors.
 
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the limit on the server's changes in an update that changes no log-probability in the trainer (see
-            ``SAME_CHANGE``).
+        floor: how much an update of the weights may change the server's log-probabilities if the update changes none in
+            the trainer. For all other updates, the limit is higher (``SAME_CHANGE``).
     """
 
     mean: float
