@@ -32,9 +32,8 @@ The limit applies only if attention uses a mask, because the mask of T tokens ha
 MIN_MERGED = 16
 """With ``PrefixSharing.by_parts``, two sequences are merged only if at least this number of first tokens are equal.
 
-The attention over a merged sequence is then computed in several parts (:mod:`agent_r1.model.tree_attention`).
-Each merge adds parts. In a small model, the added parts take about as much time as reading 16 tokens. So a merge that
-saves fewer tokens saves no time.
+Each merge adds parts to the computation of the attention (:mod:`agent_r1.model.tree_attention`). In a small model, the
+added parts take about as much time as reading 16 tokens.
 """
 
 
@@ -107,12 +106,11 @@ class PrefixSharing:
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
         """Return the estimated cost of reading T = ``tokens`` tokens after S = ``prefix`` tokens: T * (6 E + C).
 
-        E is ``width``, and C is the number of tokens with which attention compares each of the T tokens. The cost is
-        the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take 12 E^2
-        multiplications, and attention takes 2 E C multiplications.
+        E is ``width``. C is the average number of tokens with which attention compares a token: S + T / 2 if attention
+        is ``causal``. Otherwise C is S + T, because a mask hides tokens only after the comparison.
 
-        With ``causal`` attention, C is S + T / 2 on average. Otherwise attention uses a mask. Then C is S + T, because
-        the mask hides tokens only after the comparison.
+        The cost is the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take
+        12 E^2 multiplications, and attention takes 2 E C multiplications.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)

@@ -39,7 +39,7 @@ class RequestIdentity:
 
 
 class PendingAnswer:
-    """An answer, complete or still being sampled. A request and its repetitions share one answer.
+    """An answer that is complete or still being sampled. A request and its repetitions share one answer.
 
     Attributes:
         identity: the identity of the first request.
@@ -177,7 +177,7 @@ class AnswerLog:
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
         """Update the number of failed requests with this ``digest`` that no client has repeated yet.
 
-        ``drafting`` is the task that sampled the answer. The task has ended:
+        ``drafting`` is the task that sampled an answer, and has ended.
 
         - If the sampling was cancelled, or failed with an error after which clients repeat the request, add 1.
         - If the sampling succeeded, subtract ``num_earlier``, the number at the beginning of the sampling. The success

@@ -92,7 +92,7 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
     """If ``message`` begins with the text of a sampled action, return ``message`` with this text as it was sampled.
 
-    Otherwise return None. Return None too if ``message`` has calls or reasoning. White space around the text of the
+    Return None if there is no such action, or if ``message`` has calls or reasoning. White space around the text of the
     action can differ.
 
     Example: the policy sampled "\\n<search>Alba". The client sends "<search>Alba</search>", without the line break and

@@ -74,10 +74,11 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    With the native decoder, prefill and decode steps give bit-equal keys and values. So a session takes only the pages
-    that its tokens need: if no page is free, an unfinished sequence is removed, and computed again later. In PyTorch,
-    prefill and decode steps give different bits, so a sequence that is computed again would change. Therefore, each
-    session takes the pages of a whole context from the beginning, and no running sequence is removed.
+    With the native decoder, prefill and decode steps give bit-equal keys and values. So a sequence takes only the
+    pages that its tokens need. If no page is free, an unfinished sequence is removed, and computed again later.
+
+    In PyTorch, prefill and decode steps give different bits, so a sequence that is computed again would change. So each
+    sequence takes the pages of a whole context from the beginning, and no running sequence is removed.
 
     Args:
         context: the maximum number of tokens of a sequence.
