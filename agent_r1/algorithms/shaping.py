@@ -127,8 +127,8 @@ class RewardShaping(Component):
     most turns of a trajectory in the group) is subtracted from the outcome reward."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. none: not at all. largest: divided by the largest |G| in the batch (Agent-R1). G
-    is the sum of a trajectory's process rewards from a token on."""
+    """How process rewards are scaled. For each token, G is the sum of the trajectory's process rewards from the token
+    on. none: no scaling. largest: divided by the largest |G| in the batch (arXiv:2511.14460)."""
 
     overlong: SoftOverlong | None = None
 

@@ -59,8 +59,8 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest mean of (log(pi_old / mu))^2 over all unmasked tokens (pi_old: policy before the update; mu: sampler's
-    policy)."""
+    """Tokens are masked until the mean of (log(pi_old / mu))^2 over all other tokens is at most this number. pi_old is
+    the policy before the update, and mu the sampler's policy."""
 
     @property
     def formula(self) -> str:

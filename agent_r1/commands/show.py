@@ -71,8 +71,8 @@ def show(
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
-    Options such as --step select among the attempts: 'worst --step 20' is the worst attempt of step 20. Without
-    ATTEMPT, these options list attempts, as --attempts does.
+    Without ATTEMPT, options such as --step list the attempts that fit. With such an option, a word means one of the
+    attempts that fit: 'worst --step 20' is the worst attempt of step 20.
     """
     if sum((metric is not None, lists, critic, attempt is not None)) > 1:
         do = "give one of ATTEMPT, --metric, --attempts and --critic"

@@ -44,7 +44,8 @@ class AttemptReport:
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
-        record_tokens: the run's setting ``record_tokens``, the number of groups per step whose tokens are recorded.
+        record_tokens: the run's setting of this name. It tells why tokens can be missing: in each step, the tokens of
+            only so many groups are recorded.
         values: the critic's value of the state before each action, by the index of the turn.
     """
 

@@ -90,11 +90,11 @@ The function must draw random numbers only from ``rng``.
 
 
 class Match:
-    """One match of a game. A match is one episode for each of its players.
+    """One match of a game, with one environment and one episode for each player.
 
-    The caller must open and close each environment in ``players`` once. If the game raises an exception, takes longer
-    than ``seconds``, or does not return one finite score per player, the episodes of all players fail. ``seed``
-    determines the game's random numbers.
+    ``players`` holds the environments. The caller must open and close each environment once. If the game raises an
+    exception, takes longer than ``seconds``, or does not return one finite score per player, the episodes of all
+    players fail. ``seed`` determines the game's random numbers.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:

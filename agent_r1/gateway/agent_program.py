@@ -127,11 +127,12 @@ class _AgentError(Exception):
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end`` with the status that follows from the requests of the program.
+    """Return ``end`` with the status that follows from the requests of the program. The first case that fits counts.
 
-    - If the last request got no answer, ``model.failure`` determines the status.
-    - If a completed program got no answer at all, the status is ENVIRONMENT_FAILED.
-    - If a limit of the run cut the last answer, the status is OUT_OF_TOKENS.
+    - The program was cancelled: nothing changes.
+    - The last request failed: ``model.failure`` has the status.
+    - The program completed without a request: the status is ENVIRONMENT_FAILED.
+    - The program completed, and a limit of the run cut the last answer: the status is OUT_OF_TOKENS.
     """
     if end.status is Status.CANCELLED:
         return end

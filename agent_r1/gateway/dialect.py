@@ -122,13 +122,13 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 
 
 def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names of the given arguments that have no effect, such as "frequency_penalty".
+    """Return the arguments of a request that have no effect, such as "frequency_penalty" or "tool_choice=required".
 
     Raise RequestError if ``tool_choice`` has a value that is not supported.
 
     Args:
-        choice: the argument ``tool_choice``.
-        others: other arguments without an effect, by name. A false value means that the argument was not given.
+        choice: the argument ``tool_choice``. It has no effect if it requires a call.
+        others: the values of other arguments without an effect, by name. None, 0 or empty: the argument was not given.
     """
     values = {f"tool_choice={choice}": _requires_call(choice, tools), **others}
     return tuple(name for name, value in values.items() if value)

@@ -118,10 +118,9 @@ class EngineConfig(BaseModel):
     room. A vLLM server has at most this number of requests at a time."""
 
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the KV cache, in GiB. If the memory is full, sequences wait. If PyTorch computes the decode steps (see
-    ``engine.decode_step``), each session takes memory for the largest possible number of tokens. Without this setting,
-    the cache gets: on a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory; on a vLLM
-    server, the server's own default."""
+    """Memory for the KV cache, in GiB. If the memory is full, sequences wait. Without this setting, the cache gets: on
+    a CPU, half of the available memory, at most 4 GiB; on a GPU, 30 % of the free memory; on a vLLM server, the
+    server's own default."""
 
     backend: Backend = "embedded"
     """Where tokens are generated. ``embedded``: in the process of the run. ``vllm``: on vLLM servers. ``sglang``: on
@@ -211,9 +210,9 @@ class DecodeConfig(BaseModel):
     beta). 0: the candidate with the largest Q is chosen."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of all candidates except the first, if the policy's own temperature is 0. The first
-    candidate keeps the temperature 0. More candidates with the temperature 0 would be copies of the first candidate.
-    Not used if ``decode.method`` is ``token``."""
+    """Sampling temperature of candidates 2, 3 and so on if the policy is greedy, because greedy candidates would all be
+    equal. A policy that is not greedy uses its own temperature for all candidates. Not used if ``decode.method`` is
+    ``token``."""
 
     segment_tokens: int = Field(default=8, ge=1)
     """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct

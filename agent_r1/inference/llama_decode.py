@@ -98,8 +98,8 @@ class LlamaDecoder:
         """Append one token to each row of ``block``. Return the last hidden states: (R, E).
 
         The output head reads the hidden states. R is the number of rows, and E is the hidden size. ``token_ids`` (R,)
-        holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores of a row's first L tokens. The
-        caller has to increase ``block.lengths``.
+        holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores. Only the first L places of each
+        row of the cache are read. The caller has to increase ``block.lengths``.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
 

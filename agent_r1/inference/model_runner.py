@@ -285,9 +285,8 @@ class ModelRunner:
             block_index: the index of the block.
             last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
                 cache.
-            shifts: maps a running row to a shift. The shift is p - i: the last token of the row has the index i in its
-                sequence, and the position p in the model's position encoding. Rows with the shift 0 may be left out.
-                Without images, all shifts are 0.
+            shifts: maps a running row to a shift, which is added to the index of a token to get its position in the
+                model's position encoding. Only images cause a shift. Rows with the shift 0 may be left out.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)

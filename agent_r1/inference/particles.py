@@ -18,10 +18,9 @@ from typing import TypeVar
 P = TypeVar("P")
 
 Extend = Callable[[list[P]], Awaitable[tuple[list[P], list[float]]]]
-"""A function that extends all particles by one step. It returns (extended particles, log w of each particle).
+"""A function that extends all particles by one step. It returns the extended particles, and a number log w for each.
 
-The weight of each particle is then multiplied by the particle's factor w. A complete particle does not change, and its
-log w is 0.
+The weight of the particle is then multiplied by w. A complete particle does not change, and its log w is 0.
 """
 
 

@@ -37,7 +37,9 @@ class Rows:
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
     """Write tensors to one safetensors file. Raise AgentR1Error if the file cannot be written.
 
-    ``divided`` holds some rows of each tensor: the remaining rows are in other files.
+    Args:
+        divided: rows of tensors that are divided among several files, by the name of the tensor.
+        whole: complete tensors, by name.
     """
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}

@@ -6,13 +6,13 @@ that was already in a message.
 
 Example: a message says "No image: <|image_pad|>. Image: ", and then shows an image.
 
-1. MARK replaces the image: "No image: <|image_pad|>. Image: MARK". The tool format converts this text.
-2. COPY replaces the placeholder in the text: "No image: COPY. Image: MARK".
-3. The text is split at MARK into a list of texts and images: ["No image: COPY. Image: ", image]. From this list, the
-   chat template writes a placeholder for the image: "No image: COPY. Image: <|image_pad|>".
-4. MARK replaces the placeholder of the image, and a placeholder replaces COPY: "No image: <|image_pad|>. Image: MARK".
-   The result is called a marked text.
-5. Several placeholders replace MARK: one for each feature vector that the model computes from the image.
+1. MARK is written for the image: "No image: <|image_pad|>. Image: MARK".
+2. COPY is written for the placeholder of the message: "No image: COPY. Image: MARK".
+3. The chat template gets a list of texts and images: ["No image: COPY. Image: ", image]. For the image, it writes a
+   placeholder: "No image: COPY. Image: <|image_pad|>". Now each placeholder stands for an image.
+4. MARK is written for each placeholder, and then the placeholder for COPY: "No image: <|image_pad|>. Image: MARK". The
+   result is called a marked text.
+5. MARK becomes several placeholders: one for each feature vector that the model computes from the image.
 """
 
 from __future__ import annotations

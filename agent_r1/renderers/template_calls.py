@@ -60,7 +60,7 @@ _TEXTUAL = frozenset({
 """Filters that convert an input of another type to a text."""
 
 _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
-"""Filters and methods that read all values of an iterator, and copy or compare the texts of these values."""
+"""Filters and methods of a template that read all values of an iterator. The cost depends on all values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 """Filters and methods that copy or compare the texts in a container. A call costs the length of these texts."""

@@ -72,8 +72,8 @@ class Locality:
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the first messages and the last messages of a conversation, without the messages between them.
 
-        The template writes the same text for new messages, whether the new messages follow the returned messages or all
-        ``messages``. If less than two thirds of the messages can be left out, return all ``messages``.
+        For a message after the conversation, the template writes the same text as with the messages in between. If less
+        than two thirds of the messages can be left out, return all ``messages``.
         """
         # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
         # begins and ends before an action, because a tool format can join adjacent messages of the user.
@@ -132,7 +132,8 @@ class _Proof:
             least 1.
         near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
             ``messages[-n]`` of the template; at least 1.
-        shift: the sum of all n in the slices ``messages[n:]`` of the template.
+        shift: the sum of all n in the slices ``messages[n:]`` of the template: a slice of a slice moves the indices by
+            both n.
         is_after_loop: whether the loop over the messages has been checked.
     """
 

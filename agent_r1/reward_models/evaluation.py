@@ -144,7 +144,8 @@ def without_nan(value: Any) -> Any:
 def separation(scores: Sequence[float], labels: Tensor, tasks: Sequence[str], seed: int) -> Separation:
     """Return how well ``scores`` separate traces with the label True from traces with the label False.
 
-    The confidence interval is from a bootstrap, which draws whole tasks: attempts at one task are not independent.
+    Each trace has a score, a label and the name of its task. The confidence interval is from a bootstrap that draws
+    tasks, each with all its traces, because the traces of one task are not independent.
     """
     values = torch.tensor(scores, dtype=torch.float64)
     indices: dict[str, list[int]] = {}

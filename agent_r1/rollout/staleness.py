@@ -14,19 +14,19 @@ class StalenessController:
     the attempt. If ``max_staleness`` is 0, training is synchronous.
 
     Groups are numbered from 0, and each step takes the next groups in this order. A step takes ``groups_per_step``
-    groups, and then one more group for each of its groups that has no training signal (dynamic sampling: DAPO,
-    arXiv:2503.14476). A group has no training signal if the algorithm's filters keep none of its attempts.
-    ``groups_wanted`` is the number of groups that the current step takes, as far as known now.
+    groups. If the algorithm's filters keep no attempt of a group, the step takes one more group instead (dynamic
+    sampling: DAPO, arXiv:2503.14476). ``groups_wanted`` is the number of groups that the current step takes, as far as
+    known now.
 
     A group is allowed to start as soon as one thing is certain: the current step, or one of the next ``max_staleness``
     steps, takes the group. So no group is sampled in vain.
 
     Example: a run has 4 groups per step, ``max_staleness`` 0 and ``refill`` 1. Groups 0 to 3 start immediately. If
-    group 2 has no training signal, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.
+    the filters keep no attempt of group 2, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.
 
     Args:
         steps: the number of optimizer steps that remain.
-        groups_per_step: the number of groups that a step takes if all its groups have a training signal.
+        groups_per_step: the number of groups that a step takes if the filters keep an attempt of each.
         refill: a step takes at most ``(1 + refill) * groups_per_step`` groups.
         taken: the number of groups that the run used before it was resumed.
         version: the version of the weights that the engine serves.

@@ -70,9 +70,9 @@ class RepeatingEngine:
 
     Attributes:
         engine: samples the new action.
-        number: the number of the new action. Action 0 is sampled with the policy's sampling parameters. Every other
-            action is sampled with a seed of its own.
-        temperature: replaces a temperature of 0, unless ``number`` is 0.
+        number: the number of the new action. Action 0 is sampled with the policy's sampling parameters. Each further
+            action is sampled with another seed.
+        temperature: the sampling temperature of each further action if the policy is greedy.
         actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.

@@ -118,9 +118,9 @@ def missing_checkpoints(connection: sqlite3.Connection, files: RunFiles) -> Iter
 
 
 def invalid_model(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a message if the final model is corrupt or has weights that the run never published.
+    """Yield a message if the final model is corrupt, or if its weights are none of the run's recorded versions.
 
-    No message is yielded for a model that is replaced during the check.
+    A run that still trains can replace its final model during the check. Then no message is yielded.
     """
     if files.model is None:
         return

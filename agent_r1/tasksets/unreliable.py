@@ -6,8 +6,8 @@ in an episode return the same text. The agent learns to repeat a failed search a
 answer is rewarded.
 
 The rates of failures and outdated editions depend on the split. The result of a search depends on how often the agent
-has searched for the page in the episode. In all attempts at a task, the first search for a page has the same result,
-the second search has the same result, and so on.
+has searched for the page in the episode. All attempts at a task get the same result for their first search of a page,
+all get the same result for their second search, and so on.
 """
 
 from __future__ import annotations

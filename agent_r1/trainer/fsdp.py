@@ -152,7 +152,7 @@ class FsdpTrainer:
         self._call("sync_reference", alpha)
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Copy the weights of the ranks into the model of this process. Return this model, not a copy."""
+        """Copy the weights of the ranks into the model of this process. The WeightUpdate holds this very model."""
         every = self._config.checksum_every
         checksum = self._current_checksum() if every > 0 and step % every == 0 else None
         return WeightUpdate(PolicyVersion(number, step, checksum), "shared_memory", self._current_model())

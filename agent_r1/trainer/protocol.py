@@ -29,8 +29,9 @@ class PreparedBatch:
     """A batch with everything that its loss needs, computed before the first forward and backward pass.
 
     Attributes:
-        batch: the N tokens, and the sequences of tokens that a pass reads. The batch can be limited to a minibatch, the
-            part that one optimizer step uses. Then ``batch.sequences`` is shorter, but all N tokens are still there.
+        batch: the N tokens, and the sequences of tokens that a pass reads. If the batch is limited to a minibatch (the
+            part that one optimizer step uses), ``batch.sequences`` has only the sequences of the minibatch. The tensors
+            of N tokens do not become shorter.
         weights: advantages and loss weights. The loss weights are normalized over the whole batch.
         outputs: the outputs of the models before the update.
         old_logprobs: (N,) log pi_old, for the importance ratio pi / pi_old of each token. pi is the probability of the

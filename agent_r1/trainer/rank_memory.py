@@ -138,7 +138,7 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Set the counter to 0, and skip as many of the next exchanges as this rank has finished in the micro-batch.
+        """Set the counter to 0. Skip the first exchanges of the next run of the micro-batch: those already finished.
 
         Call this method before the micro-batch is run again with a padding token (see the class).
         """

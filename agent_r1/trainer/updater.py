@@ -142,8 +142,8 @@ class PolicyUpdater:
     def select(self, group: Group) -> SelectedGroup:
         """Divide the attempts of a group into trainable and excluded attempts.
 
-        Also compute the return of each trainable attempt: the sum of its rewards, each times its reward weight in the
-        next update. Call this method when the group arrives, before the next :meth:`update`.
+        Also compute the return of each trainable attempt: the sum of its rewards times their weights. A reward schedule
+        sets the weights for the next update. Call this method when the group arrives, before the next :meth:`update`.
         """
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)

@@ -233,7 +233,7 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
-    """Evaluate the methods, and return the result table of ``agent-r1 eval``.
+    """Evaluate the model ``config.model`` and the baselines. Return the result table of ``agent-r1 eval``.
 
     If ``config.model`` is a run, the table compares the run's base model with its trained model. If ``placement`` is
     None, the settings determine the placement.

@@ -153,10 +153,10 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 
 
 def load_factor(run: RecordedRun, clock: Clock) -> float:
-    """Return the factor by which other programs slowed down a recorded run.
+    """Return the factor that turns a time measured with ``clock`` into the wall time of the recorded run.
 
-    For the clock "cpu", the factor is wall time / CPU time of the forward and backward passes, at least 1. For the
-    clock "wall", the factor is 1, because measured wall times are already slowed down.
+    Other programs slowed down the run. For the clock "cpu", the factor is wall time / CPU time of the forward and
+    backward passes, at least 1. For the clock "wall", the factor is 1.
     """
     if clock == "wall":
         return 1.0

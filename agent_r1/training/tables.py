@@ -239,7 +239,7 @@ def _pass_lines(method: str, passed: PassAtK) -> list[str]:
 
 
 def render_report(report: TrainReport) -> Group:
-    """Return the report for a terminal: the table, pass@k of the base model, steps, seconds and folder of the run."""
+    """Return the report for a terminal: result table, pass@k of the base model, steps, seconds, folder of the run."""
     lines = [] if report.pass_at_k is None else _pass_lines("base model", report.pass_at_k)
     since = f", those after step {report.resumed_from}" if report.resumed_from else ""
     steps = f"{report.steps} step{'s' * (report.steps != 1)}{since}"

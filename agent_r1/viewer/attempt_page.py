@@ -246,7 +246,8 @@ def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:
 def _branches(turns: Sequence[Turn]) -> dict[int, int]:
     """Return the index of each turn's branch, by the index of the turn.
 
-    The first child of a turn continues its branch. Every other turn begins a new branch.
+    A turn without a parent begins a branch. The first child of a turn continues the parent's branch, and each further
+    child begins a branch.
 
     Example:
         {0: 0, 1: 0, 2: 1} for three turns with the parents None, 0 and 0

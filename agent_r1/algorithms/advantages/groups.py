@@ -68,9 +68,9 @@ class GroupRelative(Advantage):
     group. length_weighted: the mean R of the group, weighted by the number of tokens of each attempt."""
 
     scale: Scale = "none"
-    """Divisor of R - baseline. none: 1. std: the standard deviation of R in the group. mean: the mean R of the group.
-    batch_std: the standard deviation of R in the batch. with_variance: the fraction of the batch's trajectories in
-    groups whose returns are not all equal."""
+    """Divisor of R - baseline. R is the return of an attempt. none: 1. std: the standard deviation of R in the group.
+    mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the fraction of
+    the batch's trajectories that are in a group with different returns. It makes up for the groups without a signal."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation before the division."""
@@ -114,8 +114,8 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number k of attempts in a set. The advantage of an attempt is how much the attempt raises the best return of a
-    set of k attempts, on average. A number above the size of the group means the size of the group. none: the size of
+    """Number k of attempts in a set. The advantage of an attempt tells how much higher the best return of a set is with
+    this attempt, on average over the sets of k attempts of the group. At most the size of the group. none: the size of
     the group."""
 
     divide_by_std: bool = False

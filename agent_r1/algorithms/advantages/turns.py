@@ -49,12 +49,12 @@ class ProcessRelative(TurnRelative):
 class TurnAndOutcome(TurnRelative):
     """The advantage of each turn in MT-GRPO (arXiv:2505.11821, equation 6).
 
-    A trajectory has an outcome reward O, and P is the sum of its process rewards. The return is O + P. A(x) stands for
-    (x - mean x) / std x, with the mean and the std over the trajectories of the group.
+    O is the outcome reward of a trajectory, and P the sum of its process rewards. A(x) stands for (x - mean x) / std x,
+    with the mean and the std over the trajectories of the group. The advantage is:
 
-    - A turn that used a tool: A(O) + coefficient * A(P).
-    - A turn without a tool, in a trajectory with tool use: A(O).
-    - A turn of a trajectory without tool use: A(O + P).
+    - A(O) + coefficient * A(P) for a turn that used a tool;
+    - A(O) for a turn without a tool, if another turn of the trajectory used a tool;
+    - A(O + P) for all turns of a trajectory without tool use.
     """
 
     name: Literal["turn_and_outcome"] = "turn_and_outcome"
@@ -164,8 +164,8 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Number of comparisons minus 1. Comparison 1 is between turns that start in the same state. Comparison 2 is
-    between turns whose last 2 states are equal, and so on, up to comparison ``history`` + 1."""
+    """Largest number of earlier states that are compared. With 2, a turn is compared with the turns that start in the
+    same state, with the turns whose last 2 states are the same, and with the turns whose last 3 states are the same."""
 
     alpha: float = Field(default=1.0, ge=0)
     """Comparison k, between turns whose last k states are equal, has the weight (k + 1)^alpha. With a larger alpha,

@@ -57,7 +57,7 @@ def encode(value: Any, keep: Callable[[Any], int]) -> Any:
 
 
 class AlteredArgument(Exception):
-    """Raised if a test calls the untrusted code with an argument that the untrusted code would receive changed."""
+    """Raised if a test gives the untrusted code an argument that would change on its way to the other process."""
 
 
 def encode_exactly(value: Any) -> Any:

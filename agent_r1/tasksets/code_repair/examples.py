@@ -38,8 +38,8 @@ class SolvedTask:
     def messages(self, choosing: bool) -> tuple[Message, ...]:
         """Return the solved task as a conversation: the request, each call of the tool with its result, the answer.
 
-        If ``choosing`` is True, the request ends with a list of lines, numbered from 1, and the agent gives the number
-        of a line. Otherwise, the agent writes the line.
+        If ``choosing`` is True, the request ends with a numbered list of corrected lines of code, and the agent gives a
+        number from the list. Otherwise, the agent writes the corrected line.
         """
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(self.proposals, start=1))
         written = [str(self.proposals.index(line) + 1) if choosing else line for line, _ in self.tries]
@@ -80,7 +80,7 @@ _SOLVED = (
 def examples(choosing: bool) -> tuple[Message, ...]:
     """Return the two solved tasks as messages.
 
-    If ``choosing`` is True, the agent chooses lines from a list and gives their numbers. Otherwise, the agent writes
-    the lines.
+    If ``choosing`` is True, the agent chooses corrected lines of code from a list, and gives their numbers. Otherwise,
+    the agent writes the lines.
     """
     return tuple(chain.from_iterable(solved.messages(choosing) for solved in _SOLVED))

@@ -18,7 +18,7 @@ A wiki contains only facts of one class, so wikis of different classes share no 
 _POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
 
 UNSEEN = "unseen"
-"""A class of wikis: test wikis in which the relation "temple" is called "market". Training never uses this word."""
+"""A class of wikis: test wikis in which the relation "temple" is called "market", a word that training never uses."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
@@ -118,8 +118,8 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
     """Draw the facts of the page ``title``: a mapping from relations to values, such as {"mayor": "Bruno"}.
 
-    The values are different titles of other pages in ``titles``. The function :func:`fact_class` returns ``owner`` for
-    each of the facts.
+    The values are different titles of other pages in ``titles``. ``owner`` is the index of the class that the facts
+    belong to (see :func:`fact_class`).
     """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):

@@ -173,10 +173,13 @@ def _agreed_date(events: Sequence[_Event]) -> Date | None:
 
 
 def _agreed_place(events: Sequence[_Event]) -> tuple[str, ...]:
-    """Return the most detailed place; () if no event has a place, or if the smallest parts (the towns) differ.
+    """Return the longest of the events' places. A place is a tuple that begins with the smallest part.
+
+    Return () if no event has a place, or if the first parts differ.
 
     Example:
         ("Rome", "Italy") for two events with the places ("Rome",) and ("Rome", "Italy")
+        () for two events with the places ("Italy",) and ("Rome", "Italy")
     """
     places = [event.place for event in events if event.place]
     return max(places, key=len) if len({place[0] for place in places}) == 1 else ()
