@@ -225,7 +225,8 @@ class Correction(Component):
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
-            unit: (n,) the index of each token's unit. The tokens of a unit get the same weight.
+            unit: (n,) the index of each token's unit: the token itself, its turn or its trajectory. The tokens of a
+                unit get the same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":

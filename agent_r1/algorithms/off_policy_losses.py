@@ -39,8 +39,8 @@ class Vespo(PolicyLoss):
     importance ratio W below 1."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda for tokens with advantage A < 0. A larger lambda decreases the weight of turns or trajectories with an
-    importance ratio W above 1."""
+    """lambda in the formula of the loss, for tokens with advantage A < 0. A larger lambda decreases the weight of turns
+    or trajectories with an importance ratio W above 1."""
 
     @property
     def formula(self) -> str:

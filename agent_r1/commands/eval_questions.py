@@ -21,10 +21,11 @@ def with_unseen_questions(
 
     - If the model was trained on the data file ``config.data``, return the task set unchanged. The evaluation splits of
       this data file hold no training questions.
-    - If the model was trained on a different data file, remove the training questions from all splits. Evaluate on the
-      split with all tasks (``taskset.whole``), if there is one.
-    - If no run trained the model, or if the run or ``config`` has no data file, remove no questions. Evaluate on the
-      split with all tasks, if there is one.
+    - If the model was trained on a different data file, remove the training questions from all splits.
+    - If no run trained the model, or if the run or ``config`` has no data file, remove no questions.
+
+    In the last two cases, the evaluation split of the result is the split with all tasks (``taskset.whole``), if there
+    is one.
 
     Args:
         trained: the settings of the run that trained the model. None: no run trained the model.

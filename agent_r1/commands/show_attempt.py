@@ -57,10 +57,10 @@ class AttemptReport:
     values: Mapping[int, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object: the keys of :func:`summary_json` and ``siblings``.
+        """Return the report as a JSON object.
 
-        If the attempt has ended, there are also ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start``
-        and ``turns``.
+        The keys are those of :func:`summary_json`, and the key ``siblings``. If the attempt has ended, there are also
+        ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:

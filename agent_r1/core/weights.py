@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
-"""How an engine obtains weights: from a module in the same process, a folder of safetensors files, the folder of an
-adapter, or a broadcast between GPUs."""
+"""How an engine obtains weights. shared_memory: as a PyTorch module in the same process. safetensors: from a folder of
+safetensors files. lora: from the folder of a LoRA adapter. nccl: by a broadcast between GPUs."""
 
 
 Dtype = Literal["float32", "bfloat16"]

@@ -191,8 +191,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        A slot keeps the earlier tokens of its chunk (``PrefillChunk.before``). All later tokens in the slot are
-        replaced.
+        In each slot, the tokens before the chunk are kept (``PrefillChunk.before``). All later tokens are replaced.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)

@@ -45,8 +45,8 @@ than the C++ code.
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
-"""Largest accepted difference between a logit of the native step and the model's own logit, divided by the largest
-absolute logit."""
+"""Largest accepted difference between a logit that C++ computes and PyTorch's logit, divided by the largest absolute
+logit."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:

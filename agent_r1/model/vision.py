@@ -80,7 +80,7 @@ class Pixels:
     def coordinates(self) -> Tensor:
         """The time (always 0), the row and the column of each feature in the image: (3, k).
 
-        If the model has one position per token, all numbers are 0.
+        All numbers are 0 if the model gives each token only one position, instead of three.
         """
         if self.grid is None:
             return torch.zeros((3, self.count), dtype=torch.long)
@@ -89,7 +89,7 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The number of positions that the image takes up, minus its number of features: 0 or negative.
+        """How many positions of the sequence the image takes up, minus its number of features: 0 or negative.
 
         With three positions per token, an image with h rows and w columns of features takes up max(h, w) positions.
         """
@@ -257,8 +257,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
         index: (B, T) at each placeholder token, the index of the feature of ``images`` that replaces the token's
             embedding; -1 at tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. For a row that begins in the middle of an image, with
-            feature number i (counted from 0), pass p + i. p is the position of feature number 0 of the image.
+        first: (B,) the position of the first token of each row. If a row begins in the middle of an image: the position
+            of the image's first feature, plus the number of features that the row leaves out.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

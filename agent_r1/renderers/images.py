@@ -65,9 +65,9 @@ class PromptEncoder:
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
         """Return ``message`` as a chat template expects it: content with images becomes a list of texts and images.
 
-        In ``message``, a random text, called a mark, stands for each image. With ``always``, any content becomes a
-        list, as some vision models require. A placeholder of the tokenizer that a text already contains is replaced by
-        another random text, until :meth:`marked` restores the placeholder.
+        In ``message``, the text MARK stands for each image. With ``always``, content without an image becomes a list
+        too, as some vision models require. A placeholder token that a text contains becomes the text COPY (see the
+        module), and :meth:`marked` turns COPY into the placeholder again.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes

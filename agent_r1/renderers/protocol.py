@@ -93,8 +93,8 @@ class Renderer(Protocol):
             tools: the tools that the prompt describes.
 
         Returns:
-            The text of the whole conversation, and the tokens that follow the sampled tokens. None if the template
-            changes earlier text, so that the whole conversation has to be rendered again.
+            The prompt with the text of the whole conversation, but only the tokens after the sampled tokens. None if
+            the template changes earlier text, so that the whole conversation has to be rendered again.
         """
         ...
 

@@ -234,13 +234,13 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the index in the expression ``messages[index]`` of a template, and remember how far the index reaches.
+        """Check the index in the expression ``messages[index]`` of a template. Update :attr:`first` or :attr:`near`.
 
-        There are three kinds of valid index:
+        Three kinds of index are valid:
 
-        - everywhere: a number such as 2.
-        - in the loop over the messages: an offset such as ``loop.index0 + 1``.
-        - after the loop over the messages: a negative number such as -1.
+        - a number such as 2, at any place of the template;
+        - an offset such as ``loop.index0 + 1``, in the loop over the messages;
+        - a negative number such as -1, after the loop over the messages.
 
         Raise _NotLocal for an index of any other kind.
         """

@@ -52,8 +52,7 @@ class Network(Protocol):
 
         Args:
             micro: the micro-batch, a part of a batch.
-            turn_of_token: (N,) the index in the batch of the turn to which an action token belongs, for each of the N
-                action tokens of the whole batch.
+            turn_of_token: (N,) the turn of each of the N action tokens of the whole batch, as an index in the batch.
             prefixes: the keys and values of the first tokens that all sequences of the whole batch share.
         """
         ...

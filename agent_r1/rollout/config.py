@@ -31,8 +31,8 @@ class ContextPolicyConfig(BaseModel):
     of the latest turns (keep_turns) stay whole."""
 
     max_lines: int = Field(default=3, ge=1)
-    """With the context policy evidence: number of lines that are kept in total from all older tool results. The tool
-    results of the latest turns (keep_turns) stay whole."""
+    """Number of lines that are kept in total from all older tool results, if ``name`` is evidence. The tool results of
+    the latest turns (keep_turns) stay whole."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

@@ -26,8 +26,11 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
     """Return the isolation layers that work on this machine; no layers for the level ``none``.
 
-    Raise InvalidInput if a program, a package or a folder in ``config.packages`` is missing. Raise InvalidInput if a
-    layer other than the cgroup does not work. The machine is probed once per process.
+    The machine is probed once per process.
+
+    Raises:
+        InvalidInput: a program or a package is missing, a folder in ``config.packages`` does not exist, or a layer
+            other than the cgroup does not work.
     """
     for folder in config.packages:
         if not folder.is_dir():

@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 def attempt_key(attempt: AttemptId) -> str:
     """Return the name under which an attempt is stored, such as "demo:3.0.1:style-a/7".
 
-    In this example, the run is "demo", the group 3, the index in the group 0, the retry 1, and the task "style-a/7".
+    The example has the run "demo", the group 3, attempt 0 of this group, the retry 1, and the task "style-a/7".
     """
     return _escape(str(attempt))
 

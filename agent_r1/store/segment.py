@@ -46,7 +46,8 @@ def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, conf
     The new segment can train on all other pending attempts.
 
     Raises:
-        InvalidInput: if ``step`` is above 0, and the run did not reach ``step`` or published no weights up to ``step``.
+        InvalidInput: the run did not reach ``step``, or has no weights of this or an earlier step. Step 0 is always
+            valid.
     """
     with ledger.transaction():
         known = connection.execute("SELECT ?1 = 0 OR max(step) >= ?1 FROM current_metrics", (step,)).fetchone()[0]

@@ -23,9 +23,9 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""The number of seconds to wait, after one rank has failed, for the end of a second rank.
+"""After one rank has failed: how long to wait for another rank that terminates too, in seconds.
 
-The end of the second rank can be the cause of the failure, even if the end is noticed after the failure.
+The rank that terminates can be the cause of the failure, even if its termination is noticed later.
 """
 
 

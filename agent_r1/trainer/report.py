@@ -225,8 +225,8 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
     An attempt is ``Trained`` if both conditions hold:
 
     - At least one token of the attempt has a policy loss.
-    - An applied optimizer step of the policy used the attempt. If ``steps`` has only steps of the critic, an applied
-      step of the critic used the attempt.
+    - An optimizer step that used the attempt was applied. It must be a step of the policy, unless ``steps`` has only
+      steps of the critic.
 
     ``without_loss`` is the reason for an attempt that does not meet the first condition, unless the batch already has a
     reason for the attempt (``loss_excluded``).

@@ -78,7 +78,7 @@ _SOLVED = (
 
 
 def examples(choosing: bool) -> tuple[Message, ...]:
-    """Return the two solved tasks as messages.
+    """Return the two solved tasks that each prompt begins with, as messages.
 
     If ``choosing`` is True, the agent chooses corrected lines of code from a list, and gives their numbers. Otherwise,
     the agent writes the lines.

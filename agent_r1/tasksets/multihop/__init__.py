@@ -46,7 +46,7 @@ RAG_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions of a task set.
+    """The questions of a task set, by split.
 
     Attributes:
         evaluation: the names of the splits that an evaluation reports.

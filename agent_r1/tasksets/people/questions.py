@@ -28,7 +28,8 @@ class Split:
         hops: how many facts a question needs. The numbers are used in turn: with (1, 2), the questions need 1, 2, 1,
             2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
-        last: the names of the relations that the last fact of a chain can have.
+        last: the names of the relations that a question can ask for at its end. In "Who is the boss of Ann's
+            brother?", this is "boss".
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))
@@ -89,8 +90,8 @@ def world_of(task: Task) -> WorldKey:
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
     """Return task ``index`` of ``split``, with a random question that is not in ``asked``.
 
-    The question is added to ``asked``. ``recipe`` says how the questions of the split are drawn. ``prefix`` is the
-    beginning of the numbers of the worlds (sets of people): with the prefix "0/", the worlds are "0/0", "0/1", .. (see
+    The question is added to ``asked``. ``recipe`` says how the questions of the split are drawn. The names of the
+    worlds (sets of people) begin with ``prefix``: with the prefix "0/", the worlds are "0/0", "0/1", .. (see
     ``WorldKey``). Raises InvalidInput if no new question is found.
     """
     hops = recipe.hops[index % len(recipe.hops)]

@@ -1,4 +1,7 @@
-"""TinyWiki questions in wordings that are not trained on."""
+"""TinyWiki questions in wordings that are not trained on.
+
+The facts of a wiki are random: each page has each relation, so "the capital of the mayor of Alba" exists.
+"""
 
 from __future__ import annotations
 

@@ -98,9 +98,10 @@ SPLITS: Mapping[str, Split] = {
 
 
 _TRIES = 1000
-"""The maximum number of questions that are drawn for one task until a question is new and has the required relation.
+"""The maximum number of questions that are drawn for one task, until a question is suitable.
 
-If no drawn question is suitable, the task gets the last question.
+A question is suitable if it is new and asks for a relation that the split requires. If no drawn question is suitable,
+the task gets the last question.
 """
 
 

@@ -175,7 +175,8 @@ def save_checkpoint(
     """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
     The newest ``keep`` complete checkpoints are kept. A run that resumes from a checkpoint also needs the weights of
-    the best step by validation up to this checkpoint. So the checkpoints of these best steps are kept, too.
+    the best step by validation up to this checkpoint. So, for each kept checkpoint, the checkpoint of its best step is
+    kept too.
 
     The weights come from ``snapshot``, not from ``model``.
 

@@ -82,9 +82,10 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return how much a mean changed from the steps ``before`` to the steps ``after``.
+    """Compute how much a mean changed from the steps ``before`` to the steps ``after``.
 
-    ``index`` 0 stands for the return, 1 for the true reward. A change of at most ``ERRORS`` standard errors gives 0.
+    Each step has two numbers: 0, the mean return that is trained on; 1, the mean true reward. ``index`` says which of
+    the two is compared. A change of at most ``ERRORS`` standard errors gives 0.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
