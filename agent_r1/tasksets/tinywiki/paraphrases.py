@@ -1,6 +1,6 @@
 """TinyWiki questions in wordings that are not trained on.
 
-The facts of a wiki are random: each page has each relation, so "the capital of the mayor of Alba" exists.
+The facts of a wiki are random, so questions such as "the capital of the mayor of Alba" have answers.
 """
 
 from __future__ import annotations
