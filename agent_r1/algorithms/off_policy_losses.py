@@ -31,8 +31,8 @@ class Vespo(PolicyLoss):
     importance ratio W below 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda for tokens with advantage A >= 0. A larger lambda decreases the weight of turns or trajectories with an
-    importance ratio W above 1."""
+    """lambda in the formula of the loss, for tokens with advantage A >= 0. A larger lambda decreases the weight of
+    turns or trajectories with an importance ratio W above 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
     """Exponent k for tokens with advantage A < 0. A larger k decreases the weight of turns or trajectories with an

@@ -33,12 +33,12 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """A model's k most likely tokens at the position of each of the N tokens of a batch, on the CPU."""
+    """A model's k most likely tokens in place of each of the N tokens of a batch, on the CPU."""
 
     ids: Tensor
-    """(N, k) int64 token ids."""
+    """(N, k) int64 ids of the k most likely tokens in place of each of N tokens."""
     logprobs: Tensor
-    """(N, k) float64 log-probabilities."""
+    """(N, k) float64 log-probabilities of the tokens in ``ids``."""
 
     def select(self, mask: Tensor) -> TopTokens:
         return TopTokens(self.ids[mask], self.logprobs[mask])

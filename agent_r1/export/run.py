@@ -26,8 +26,8 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        facts: for a model, the step of the weights. Otherwise, the number of conversations or steps, and the settings
-            that selected them.
+        facts: for a model, the training step of its weights. For trajectories or metrics, how many conversations or
+            training steps were written, and the settings that selected them.
         bytes: the total size of the files.
         pushed: the URL of the commit on the hub; None if nothing was uploaded.
     """

@@ -102,7 +102,7 @@ def lacks_one_part(short: str, whole: str) -> bool:
 
 
 class _NotLocal(Exception):
-    """Raised by :class:`_Proof` if a part of a template prevents the proof."""
+    """Raised by :class:`_Proof` if a part of a template prevents the proof that the template is local."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class TurnBeam:
     search: BeamSearch
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task. Return the trajectory of the conversation with the largest predicted value."""
+        """Make one attempt at the task, in several conversations. Return the trajectory of the best conversation."""
         kept: list[Conversation] = [Conversation()]
         try:
             while any(one.trajectory is None for one in kept):

@@ -210,7 +210,7 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Keep the connection open until :meth:`close` is called. The future ``_client`` gets a client or an error."""
+        """Keep the connection open until :meth:`close` is called. Set ``_client`` to a client, or to an error."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:

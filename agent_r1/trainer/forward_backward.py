@@ -200,7 +200,7 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (ids, log-probabilities) of the k most likely tokens at the position of each of n tokens: (n, k)."""
+    """Return (ids, log-probabilities) of the ``count`` most likely tokens in place of each of n tokens: (n, count)."""
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
 

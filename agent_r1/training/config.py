@@ -330,7 +330,7 @@ class TrainConfig(TrainSettings):
 
 
 class EvalConfig(GuidedConfig):
-    """Settings of an evaluation. Its table of results has one row per method."""
+    """Settings of an evaluation: its table has a row for each baseline, the model, and the trained agent of a run."""
 
     section: ClassVar[str] = "Evaluation"
 

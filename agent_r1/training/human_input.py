@@ -1,4 +1,4 @@
-"""Conversion of lines that a person types to assistant messages."""
+"""Read lines that a person types, and convert each line to an assistant message."""
 
 from __future__ import annotations
 

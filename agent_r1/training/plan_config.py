@@ -52,7 +52,7 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine of the recorded run (RUN)."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine on which the run RUN was recorded."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
     """Number of GPUs. The trainer takes trainer.ranks GPUs, and the vLLM servers the rest. Without trainer.ranks, the

@@ -126,7 +126,7 @@ class TrainReport:
 
 
 def make_cell(answers: Sequence[EvalResult]) -> Cell:
-    """Return the cell of a method on a split. Raise ValueError if ``answers`` is empty."""
+    """Return the cell of a result table for the attempts ``answers``. Raise ValueError if ``answers`` is empty."""
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
