@@ -113,7 +113,7 @@ def _place(task: str, seed: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTraces:
-    """Token sequences of R traces, with S turns that have action tokens and N action tokens.
+    """Token sequences of R traces (recorded attempts), with S turns that have action tokens and N action tokens.
 
     Attributes:
         sequences: the tokens, as the models read them.

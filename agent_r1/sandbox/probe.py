@@ -1,4 +1,4 @@
-"""Verify that each isolation layer blocks an attack on this machine."""
+"""Attack each isolation layer of the sandbox in a test, to verify that the layer works on this machine."""
 
 from __future__ import annotations
 
