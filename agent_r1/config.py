@@ -59,8 +59,8 @@ class Layer:
     """Settings from one source, with dotted keys or in nested tables.
 
     Example:
-        Layer("config.toml", {"steps": 20, "trainer": {"learning_rate": 1e-3}})
-        Layer("defaults of tinywiki", {"steps": 20, "trainer.learning_rate": 1e-3})
+        Layer(source="config.toml", values={"steps": 20, "trainer": {"learning_rate": 1e-3}})
+        Layer(source="defaults of tinywiki", values={"steps": 20, "trainer.learning_rate": 1e-3})
     """
 
     source: str
@@ -198,7 +198,7 @@ def nested_model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a field is a table: a mapping with keys that the user chooses, such as ``algorithm``."""
+    """Return whether a field, such as ``algorithm``, is a table: a mapping with keys that the user chooses."""
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 

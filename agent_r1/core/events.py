@@ -40,7 +40,7 @@ class AttemptFate:
     of the advantages of its action tokens; None if the attempt was not trained.
 
     Example:
-        AttemptFate(attempt, "dropped", step=3, reason="advantage 0 on every token")
+        AttemptFate(attempt=attempt, fate="dropped", step=3, reason="advantage 0 on every token")
     """
 
     attempt: AttemptId
@@ -112,7 +112,7 @@ class LogEvent:
     ``kind`` is a short word, and ``detail`` is a sentence or JSON.
 
     Example:
-        LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median ..")
+        LogEvent(kind="warning", detail="gradient_spike: the gradient norm is far above the recent median ..")
     """
 
     kind: str

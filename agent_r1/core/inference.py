@@ -19,7 +19,7 @@ class PromptMedia:
     The model reads one image feature at each placeholder token.
 
     Example:
-        PromptMedia(image, (range(4, 8), range(9, 13)))
+        PromptMedia(image=image, spans=(range(4, 8), range(9, 13)))
     """
 
     image: Image

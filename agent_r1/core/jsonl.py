@@ -19,7 +19,7 @@ class JsonRecord:
     ``number`` is counted from 1: the position in a JSON list, or the line in a JSONL file.
 
     Example:
-        JsonRecord(Path("dev.jsonl"), 17, {"question": "Who rules Alba?", "answer": "Bruno"})
+        JsonRecord(path=Path("dev.jsonl"), number=17, values={"question": "Who rules Alba?", "answer": "Bruno"})
     """
 
     path: Path

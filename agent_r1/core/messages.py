@@ -111,7 +111,7 @@ class ToolCall:
     and ``error`` gives the reason.
 
     Example:
-        ToolCall("call_0", "search", {"query": "Alba"}, '{"name": "search", ...}')
+        ToolCall(id="call_0", name="search", arguments={"query": "Alba"}, raw='{"name": "search", ...}')
     """
 
     id: str
@@ -297,7 +297,7 @@ class Action:
     """The output of the policy in one turn: the parsed message and the raw text.
 
     Example:
-        Action(Message.assistant("<answer>Bruno</answer>"), "<answer>Bruno</answer>")
+        Action(message=Message.assistant("<answer>Bruno</answer>"), text="<answer>Bruno</answer>")
     """
 
     message: Message

@@ -18,7 +18,7 @@ class ReferenceSolution:
     """One way to solve a task, right or wrong. ``respond`` acts in place of the policy.
 
     Example:
-        ReferenceSolution("guess", script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
+        ReferenceSolution(name="guess", respond=script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
     """
 
     name: str

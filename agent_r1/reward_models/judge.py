@@ -117,7 +117,7 @@ class Judge:
     of the group is an Unscored with the reason of the failure. The API key is never in this reason, a cache or a log.
 
     Example:
-        Judge("quality", JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
+        Judge(name="quality", config=JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
     """
 
     name: str

@@ -27,7 +27,7 @@ class RewardModelScorer:
     - implicit: for each turn, the number that ``ImplicitReward`` describes.
 
     Example:
-        RewardModelScorer("quality", load_reward_model(Path("rm"), tokenizer))
+        RewardModelScorer(name="quality", model=load_reward_model(Path("rm"), tokenizer))
     """
 
     name: str

@@ -80,7 +80,7 @@ class Verdict:
         reason: why the candidate did not pass or could not be graded, or "".
 
     Example:
-        Verdict(False, "AssertionError")
+        Verdict(passed=False, reason="AssertionError")
     """
 
     passed: bool | None

@@ -15,8 +15,8 @@ from agent_r1.store.reader import RunReader
 def run_digest(reader: RunReader) -> str:
     """Return the sha256 of everything that an exact repetition of the run reproduces.
 
-    Covered: attempts with their policy versions, tokens, log-probabilities, rewards, fates and credits; metrics; the
-    checksums of all weights.
+    Covered: attempts with their policy versions, tokens, log-probabilities and rewards; in which step each attempt was
+    trained or dropped, with the sum of its advantages; metrics; the checksums of all weights.
 
     Not covered: times, reasons, log events, the run's name and configuration, rewards of weight 0, superseded rows
     (which became invalid when the run was resumed), and the order in which attempts ended.

@@ -61,7 +61,7 @@ class RecordedEvent:
     """A log event with its time (in seconds since 1970) and its segment (a stretch of training without a stop).
 
     Example:
-        RecordedEvent(1, 1767323045.0, LogEvent("warning", "gradient_spike: the gradient norm is far above .."))
+        RecordedEvent(segment=1, time=1767323045.0, event=LogEvent("warning", "gradient_spike: the gradient norm .."))
     """
 
     segment: int

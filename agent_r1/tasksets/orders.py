@@ -49,7 +49,7 @@ class Order:
     """One order in the database.
 
     Example:
-        Order("lamp", "red", "Oslo", price=41)
+        Order(item="lamp", colour="red", city="Oslo", price=41)
     """
 
     item: str
@@ -67,8 +67,8 @@ class Wish:
     """The customer's wish for one order: a new value for ``field``, or the cancellation of the order.
 
     Example:
-        Wish("A17", "colour", "blue")
-        Wish("B20", "cancel", "")
+        Wish(order="A17", field="colour", value="blue")
+        Wish(order="B20", field="cancel", value="")
     """
 
     order: str

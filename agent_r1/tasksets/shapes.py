@@ -84,6 +84,7 @@ class Question:
     """A question that asks for the color of one shape in a picture.
 
     Attributes:
+        kind: "color" if the question names the shape; "place" or "turned" if the question names the place.
         quarters: the content of the picture.
         place: the place of the shape.
         degrees: by how many degrees clockwise the agent must rotate the picture before the shape is at ``place``. If
@@ -91,7 +92,7 @@ class Question:
         answer: the color of the shape.
 
     Example:
-        Question("turned", {"top left": ("circle", "red"), ..}, "top right", degrees=90, answer="red")
+        Question("turned", quarters={"top left": ("circle", "red"), ..}, place="top right", degrees=90, answer="red")
     """
 
     kind: Kind

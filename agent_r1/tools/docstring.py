@@ -16,7 +16,7 @@ class Docstring:
     """A parsed docstring: the text before the first section, and the description of each argument.
 
     Example:
-        Docstring("Look passages up.", {"query": "the text to look for."})
+        Docstring(summary="Look passages up.", arguments={"query": "the text to look for."})
     """
 
     summary: str

@@ -17,7 +17,7 @@ from agent_r1.training.checkpoint.restore import INEXACT
 from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step
 
 UPDATE = "update"
-"""The kind of the event that names the implementation of updates. The text of the event is ``Trainer.arithmetic``."""
+"""The kind of an event. The text of the event tells how the trainer computes an update (``Trainer.arithmetic``)."""
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:

@@ -86,8 +86,8 @@ class CheckFailure:
         reason: a text about the problem.
 
     Example:
-        CheckFailure("test/7", "the answer", "gold, but earned em 0 of 1")
-        CheckFailure("test/8", "wrong", "it has no wrong solution")
+        CheckFailure(task="test/7", solution="the answer", reason="gold, but earned em 0 of 1")
+        CheckFailure(task="test/8", solution="wrong", reason="it has no wrong solution")
     """
 
     task: str

@@ -40,7 +40,7 @@ class PlayResult:
         reason: why the episode failed; None if it did not fail.
 
     Example:
-        PlayResult("style-a/7", "completed", 3, {"em": 1.0, "f1": 1.0}, ("Bruno",))
+        PlayResult(task="style-a/7", status="completed", turns=3, rewards={"em": 1.0, "f1": 1.0}, answers=("Bruno",))
     """
 
     task: str

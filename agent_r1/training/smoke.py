@@ -46,7 +46,8 @@ class CheckResult:
     """The result of one check: its name and outcome, its duration, the reason, and the measured numbers.
 
     Example:
-        CheckResult("canary", "passed", 0.4, "2e-06 on average, 1e-05 at most (..)", {"gap_mean": 2e-06})
+        CheckResult(name="canary", outcome="passed", seconds=0.4, detail="2e-06 on average, 1e-05 at most (..)",
+                    figures={"gap_mean": 2e-06})
     """
 
     name: str

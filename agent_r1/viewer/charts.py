@@ -54,8 +54,8 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        covered: how many earlier lines of the chart lie under the whole line, at most MAX_COVERED. If this number is
-            not 0, the line is dashed.
+        covered: how many earlier lines of the chart this line would hide completely, at most MAX_COVERED. If this
+            number is not 0, the line is dashed.
         dots: the points (x, y) drawn as dots; () for a line with many points, and for a dashed line.
         mark: the point (x, y) that gets a mark, or None.
         values: (x, step, y, value) of each point, for the text at the pointer.

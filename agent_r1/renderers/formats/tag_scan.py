@@ -32,7 +32,7 @@ class ElementPatterns:
         is_answer: true if the element is an answer, false if the element is a call.
 
     Example:
-        ElementPatterns(re.compile("<search>"), re.compile("</search>"), longest=9, is_answer=False)
+        ElementPatterns(opening=re.compile("<search>"), closing=re.compile("</search>"), longest=9, is_answer=False)
     """
 
     opening: re.Pattern[str]

@@ -32,7 +32,7 @@ class ParsedCall:
         error: the reason why the call could not be read, or None.
 
     Example:
-        ParsedCall("add", {"a": 1}, '{"name": "add", "arguments": {"a": 1}}', end=61)
+        ParsedCall(name="add", arguments={"a": 1}, raw='{"name": "add", "arguments": {"a": 1}}', end=61)
     """
 
     name: str

@@ -31,7 +31,7 @@ class Exam:
             objects only as arguments of the solution's functions.
 
     Example:
-        Exam(("area",), "assert area(square) == 4", after="square = Square(2)", handed=("square",))
+        Exam(calls=("area",), tests="assert area(square) == 4", after="square = Square(2)", handed=("square",))
     """
 
     calls: tuple[str, ...]

@@ -18,7 +18,7 @@ class Example:
     """A public example of a task: a call and its expected value, both as Python source code.
 
     Example:
-        Example("add(2, 3)", "5")
+        Example(call="add(2, 3)", wanted="5")
     """
 
     call: str

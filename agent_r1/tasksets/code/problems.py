@@ -29,8 +29,9 @@ class Problem:
         tests: the tests one by one (MBPP only).
 
     Example:
-        Problem("MBPP/1", "Write a function to add.\\nFor example: assert add(1, 2) == 3",
-                (Example("add(1, 2)", "3"),), Exam(("add",), "assert add(2, 2) == 4"), "def add(a, b): return a + b")
+        Problem(id="MBPP/1", text="Write a function to add.\\nFor example: assert add(1, 2) == 3",
+                examples=(Example("add(1, 2)", "3"),), exam=Exam(("add",), "assert add(2, 2) == 4"),
+                solution="def add(a, b): return a + b")
     """
 
     id: str

@@ -48,7 +48,7 @@ class Mutation:
     """A copy of a function with one changed line. ``line`` is the index of this line, from 0.
 
     Example:
-        Mutation("operator", 1, "def double(x):\\n    return 2 + x")
+        Mutation(kind="operator", line=1, source="def double(x):\\n    return 2 + x")
     """
 
     kind: str

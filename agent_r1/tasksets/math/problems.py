@@ -20,7 +20,7 @@ class Problem:
     r"""A mathematical problem. ``answer`` is only the right answer, without the steps of the solution.
 
     Example:
-        Problem("row-1", "What is half of a third?", r"\frac{1}{6}")
+        Problem(id="row-1", text="What is half of a third?", answer=r"\frac{1}{6}")
     """
 
     id: str

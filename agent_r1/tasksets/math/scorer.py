@@ -37,8 +37,8 @@ class Checked:
 
     Example:
         Checked(True)
-        Checked(False, "it is longer than 1000 characters")
-        Checked(None, "score timed out")
+        Checked(correct=False, reason="it is longer than 1000 characters")
+        Checked(correct=None, reason="score timed out")
     """
 
     correct: bool | None

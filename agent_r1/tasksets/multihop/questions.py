@@ -36,8 +36,8 @@ class Question:
         hops: the answers of all steps: the intermediate answers, then the final answer; () if unknown.
 
     Example:
-        Question("5a7a", "Who leads the party of X?", ("Ann Lee",), supporting=("X", "Y party"), context=(...),
-                 hops=("Y party", "Ann Lee"))
+        Question(id="5a7a", text="Who leads the party of X?", answers=("Ann Lee",), supporting=("X", "Y party"),
+                 context=(...), hops=("Y party", "Ann Lee"))
     """
 
     id: str

@@ -50,7 +50,8 @@ class Chain:
     Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
     Example:
-        Chain("Clara Hale", (teacher, birthplace), ("Adam Nash", "Lisbon")): Clara's teacher was born in Lisbon.
+        Chain(start="Clara Hale", relations=(teacher, birthplace), values=("Adam Nash", "Lisbon"))
+        means that Clara's teacher is Adam Nash, who was born in Lisbon.
     """
 
     start: str
@@ -111,7 +112,7 @@ class WorldKey:
         held_out_relations: whether every page has facts of two relations that no page of training has.
 
     Example:
-        WorldKey("test", "0")
+        WorldKey(owner="test", number="0")
     """
 
     owner: str

@@ -39,7 +39,8 @@ class Chain:
     Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
     Example:
-        Chain("Alba", ("mayor", "capital"), ("Bruno", "Corin")): the capital of the mayor of Alba is Corin.
+        Chain(start="Alba", relations=("mayor", "capital"), values=("Bruno", "Corin"))
+        means that Bruno is the mayor of Alba, and Corin is the capital of Bruno.
     """
 
     start: str

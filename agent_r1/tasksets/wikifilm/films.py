@@ -62,7 +62,7 @@ class Film:
         director: the name of the director; None if the page names none or several.
 
     Example:
-        Film("Salt on the Quay", 1961, "Edda Lindqvane")
+        Film(title="Salt on the Quay", year=1961, director="Edda Lindqvane")
     """
 
     title: str

@@ -82,7 +82,7 @@ class _Event:
     """The date and the place of a birth or a death.
 
     Example:
-        _Event(Date(1896, 1, 14), ("Lviv",)) for "14 January 1896 in Lviv"
+        _Event(date=Date(1896, 1, 14), place=("Lviv",)) for "14 January 1896 in Lviv"
     """
 
     date: Date | None = None

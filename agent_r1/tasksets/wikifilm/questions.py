@@ -24,7 +24,7 @@ class Relation:
         answers: returns the right answers for a person; () if the person's page does not state the fact.
 
     Example:
-        Relation("birthplace", ("Where was {x} born?",), lambda person: ..)
+        Relation(name="birthplace", wordings=("Where was {x} born?",), answers=lambda person: ..)
     """
 
     name: str

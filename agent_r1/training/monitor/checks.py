@@ -44,7 +44,8 @@ class Finding:
         warn_after: the monitor warns after this number of consecutive steps.
 
     Example:
-        Finding("logprob_gap", "engine and trainer disagree", "0.2", "at most 0.01", "compare their models", 3)
+        Finding(check="logprob_gap", what="engine and trainer disagree", value="0.2", limit="at most 0.01",
+                do="compare their models", patience=3)
     """
 
     check: str

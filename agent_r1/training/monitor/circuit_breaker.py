@@ -94,7 +94,7 @@ class CircuitBreakerState:
     An attempt or a call that did not fail is stored as None.
 
     Example:
-        CircuitBreakerState((None, FailedAttempt(..)), {"search": (FailedToolCall(..), None)})
+        CircuitBreakerState(attempts=(None, FailedAttempt(..)), calls={"search": (FailedToolCall(..), None)})
     """
 
     attempts: tuple[FailedAttempt | None, ...] = ()
