@@ -245,10 +245,9 @@ class Rejection(Component):
     """The unit (token, turn or trajectory) that is accepted or rejected as a whole."""
 
     statistic: Literal["mean", "product"] = "mean"
-    """How the ratios of several tokens become one number, which is compared with ``low`` and ``high``. mean: the
-    geometric mean (Geo-RS). product: the product (MIS). The tokens are the tokens of a turn or trajectory, or one token
-    (see ``level``). The ratio of a token is its probability under the policy before the update, divided by its
-    probability under the sampler's policy."""
+    """How the ratios of the tokens of a unit (see ``level``) become one number, which is compared with ``low`` and
+    ``high``. mean: their geometric mean (Geo-RS). product: their product (MIS). The ratio of a token is its probability
+    under the policy before the update, divided by its probability under the sampler's policy."""
 
     low: float = Field(default=0.99, ge=0)
     """A token, turn or trajectory (see ``level``) is rejected if the mean or product of its ratios (see ``statistic``)

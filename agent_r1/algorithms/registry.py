@@ -174,8 +174,8 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the value of the field ``name`` of ``component`` after the settings ``given`` are applied.
 
-    The key "" in ``given`` is for the field itself. All other keys are parameters of the component in the field. The
-    messages of errors put ``prefix`` before ``name``.
+    The key "" in ``given`` names what the field holds, for example a loss. All other keys are settings of this loss.
+    The messages of errors put ``prefix`` before ``name``.
 
     Example:
         For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.

@@ -105,7 +105,7 @@ def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwa
 
     Raises:
         BudgetExceeded: the cost, or the possible length of the result, exceeds the rest of the budget.
-        SecurityError: the format string or an argument is not allowed in chat templates.
+        SecurityError: an argument, or the format string of the method ``format``, is not allowed in chat templates.
     """
     if name == "format" and isinstance(value, str):
         check_percent_format(value)

@@ -44,7 +44,7 @@ def sandbox_level(declaration: object) -> str | None:
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, as text; None if ``declaration`` is None.
+    """Return the sandbox that a tool or an environment declares, as text; None if ``declaration`` is None.
 
     Raise InvalidInput if ``declaration`` is neither a Sandbox, nor text, nor None.
     """

@@ -227,9 +227,10 @@ def build_runtime(
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:
-    """Return a copy of ``runtime`` with a new trainer and updater. Close the old trainer first.
+    """Return a copy of ``runtime`` with a new trainer and a new updater.
 
-    The policy's model gets its initial weights again. The engines do not change.
+    The caller must close the old trainer before the call. The policy's model gets its initial weights again. The
+    engines do not change.
     """
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)

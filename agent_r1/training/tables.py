@@ -89,7 +89,7 @@ class Table:
     Attributes:
         cells: the results by method and split.
         retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
-        measure: the name of the number ``em`` in each cell: "exact match", or a reward such as "reward 'solved'".
+        measure: what the attribute ``em`` of each cell measures: "exact match", or a reward such as "reward 'solved'".
         measures: further measures of the task set, by method, by split and by name such as ``fix_rate``.
         passed: pass@k by method.
     """

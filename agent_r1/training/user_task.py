@@ -85,10 +85,10 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest isolation in which code of the policy runs; None if the policy's code never runs.
+    """Return the weakest sandbox in which code of the policy runs; None if the policy's code never runs.
 
-    Components and tasks declare the isolation. A ``Sandbox`` object of the level "none", which does not isolate, counts
-    even if no component declares the object, because a tool or a reward could use the object.
+    Components and tasks declare their sandboxes. A ``Sandbox`` object of the level "none", which does not isolate,
+    counts as soon as it exists, because a tool or a reward could use it without a declaration.
     """
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])

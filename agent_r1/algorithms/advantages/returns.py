@@ -78,8 +78,7 @@ class Success(Advantage):
 class Teacher(Advantage):
     """The advantage A = log pi_teacher - log pi_old of each token: on-policy distillation (arXiv:2306.13649).
 
-    pi_old is the policy before the update. -A is the estimate k1 of KL(pi_old || pi_teacher). k1 is not a term of the
-    loss, because its expected gradient would be 0.
+    pi_old is the policy before the update. -A is the estimate k1 of KL(pi_old || pi_teacher).
     """
 
     name: Literal["teacher"] = "teacher"

@@ -137,10 +137,9 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks, which are the processes of the trainer.
+        """The number of ranks, which are the processes of the trainer. ``requests`` has one request for each rank.
 
-        The attribute ``requests`` begins with the resource requests of the ranks. The requests of the vLLM servers
-        follow.
+        After the requests of the ranks, ``requests`` has the requests of the vLLM servers.
         """
         return sum(request.what == "rank" for request in self.requests)
 
