@@ -30,9 +30,9 @@ from agent_r1.training.simulation import (
 Clock = Literal["wall", "cpu"]
 
 IN_PROCESS_SECONDS = 0.1
-"""The shortest duration of a turn's tools, in seconds, for which a simulated turn waits.
+"""The shortest duration of a turn's tools, in seconds, that a simulation adds as a pause after the turn.
 
-A shorter duration counts as work of this process.
+Tools that took less time than this are simulated as if they took no time.
 """
 
 ROUNDS = 4

@@ -27,7 +27,10 @@ TokenFigures = Mapping[str, float | None]
 """
 
 MAX_TOKENS = 20_000
-"""The largest number of tokens that a page shows one by one. A turn above this limit is shown only as text."""
+"""The largest number of tokens that a page shows one by one. The attempts on the page share it equally.
+
+A turn with more tokens than are left for its attempt is shown only as text.
+"""
 
 TOKENIZER = "tokenizer.json"
 
