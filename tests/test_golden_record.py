@@ -2,8 +2,10 @@
 
 Bits depend on the build of PyTorch and on the processor, so each kind of processor has a file of its own in
 `tests/golden`. `record.json` was recorded on an Intel Xeon before the redesign. `record_amd_epyc.json` was recorded on
-an AMD EPYC with the code of commit 8c6ab29, which reproduced `record.json` on the Xeon. On other platforms these tests
-skip and name the processor; `tests/training` still proves there that a run equals itself.
+an AMD EPYC of family 26 with the code of commit 8c6ab29, which reproduced `record.json` on the Xeon, and
+`record_amd_epyc_family_25.json` on an AMD EPYC of family 25 with the code of commit 0033230, which reproduced
+`record_amd_epyc.json`. On other platforms these tests skip and name the processor; `tests/training` still proves there
+that a run equals itself.
 
 `python tests/test_golden_record.py FILE` writes a record of this platform; a commit that changes a record says why.
 """
