@@ -48,8 +48,8 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: how much an update of the weights may change the server's log-probabilities if the update changes none in
-            the trainer. For all other updates, the limit is higher (``SAME_CHANGE``).
+        floor: the smallest limit on |s - t|. Here an update of the weights changes a log-probability by s in the server
+            and by t in the trainer. The limit is higher than ``floor`` if t is not 0 (``SAME_CHANGE``).
     """
 
     mean: float

@@ -34,8 +34,8 @@ def format_signature(tool: ToolSpec) -> str:
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     """Return the assistant message for a line that a person typed.
 
-    - "NAME ARGUMENTS" is a call if NAME is a tool. ARGUMENTS is a JSON object, or the value of a single argument.
-    - "/NAME ARGUMENTS" is a call of any tool. ARGUMENTS is a JSON object.
+    - "/NAME ARGUMENTS" is a call, even if no tool has this name. ARGUMENTS is a JSON object.
+    - "NAME ARGUMENTS" is a call if a tool has this name. ARGUMENTS is a JSON object, or the value of one argument.
     - Any other line is text.
 
     If ARGUMENTS is wrong JSON, the message has a malformed call. The environment answers with an explanation.
