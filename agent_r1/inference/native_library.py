@@ -16,7 +16,7 @@ from agent_r1.core.cache import build_once
 
 SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
 CACHE = Path("~/.cache/agent-r1/native")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 """Names of C++ compilers, in the order of the search. The compiler in the environment variable CXX comes first."""
 

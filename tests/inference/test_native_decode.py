@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_a_row_has_the_same_bits_alone_and_among_others_with_any_number_of_threa
             assert torch.equal(runner.decode(0, {row: row % 50 for row in rows}), expected[rows])
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="-mtune=znver3 is for x86-64")
+def test_a_row_has_the_same_bits_if_the_compiler_avoids_fused_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    # for processors such as AMD's EPYC 7003, GCC fuses products and sums in some loops only
+    flags = (*native_library.FLAGS, "-mtune=znver3", "-mno-avx512f")
+    monkeypatch.setattr(native_library, "FLAGS", flags)
+    library = load_library.__wrapped__(find_compiler())
+    assert isinstance(library, NativeLibrary), library
+    monkeypatch.setattr(native_decode, "load_library", lambda _: library)
+    whole, alone = native_runner(make("qwen3"), 64), native_runner(make("qwen3"), 64)
+    fill(whole)
+    fill(alone)
+    assert torch.equal(alone.decode(0, {0: 0}), whole.decode(0, {row: row % 50 for row in range(64)})[:1])
 
 
 def keys_and_values(runner: ModelRunner, row: int, tokens: int) -> list[Tensor]:

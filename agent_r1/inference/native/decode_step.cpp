@@ -3,7 +3,8 @@
 //
 // A row's result has the same bits whatever the other rows are, and however many rows and threads there are:
 // every sum is computed in an order that depends only on the model and on the length of the row.
-// A product is added to a sum in one statement, so that a compiler that fuses both has no choice which product it fuses.
+// Products are added to sums by multiply_add, and the compiler fuses nothing by itself (-ffp-contract=off): GCC decides from
+// loop to loop whether fusing pays, so two instances of one template would round differently.
 //
 // Shapes: N running rows, E width, H query heads, K key-value heads, D head size, I inner width, V vocabulary.
 // A packed matrix (outputs, inputs) is stored in panels of LANES outputs: (panels, inputs, LANES), padded with zeros.
@@ -16,6 +17,12 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE_ROWS = 8;  // 24 sums, 3 weights and 1 state in 32 registers
@@ -51,6 +58,29 @@ struct Step {
     float *scratch, *logits;
 };
 
+// a * b + c, rounded once if the processor can.
+static inline Vector multiply_add(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline Vector all_lanes(float value) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_set1_ps(value);
+#elif defined(__AVX__)
+    return (Vector)_mm256_set1_ps(value);
+#else
+    return Vector{value, value, value, value};
+#endif
+}
+
 static inline Vector load(const float *from) {
     Vector vector;
     std::memcpy(&vector, from, sizeof vector);
@@ -85,18 +115,12 @@ static inline Vector exponential(Vector x) {
     const Vector low = Vector{} - 87.0f, high = Vector{} + 88.0f;
     x = x < low ? low : x;
     x = x > high ? high : x;
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    Vector n = x * 1.44269504f + magic;
-    n = n - magic;
-    Vector r = x - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    Vector p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    const Vector magic = all_lanes(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vector n = multiply_add(x, all_lanes(1.44269504f), magic) - magic;
+    const Vector r = multiply_add(n, all_lanes(-1.42860677e-6f), multiply_add(n, all_lanes(-0.693145752f), x));
+    Vector p = multiply_add(r, all_lanes(1.0f / 5040), all_lanes(1.0f / 720));
+    for (const float coefficient : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+        p = multiply_add(p, r, all_lanes(coefficient));
     Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
     Vector scale;
     std::memcpy(&scale, &power, sizeof scale);
@@ -139,8 +163,9 @@ static void multiply_tile(const float *x, int64_t x_stride, const float *packed,
             __builtin_prefetch(from + TILE_PANELS * inputs * LANES, 0, 2);  // for the next tile
         }
         for (int row = 0; row < ROWS; row++) {
-            const float state = x[row * x_stride + input];
-            for (int panel = 0; panel < PANELS; panel++) sums[row][panel] += state * weights[panel];
+            const Vector state = all_lanes(x[row * x_stride + input]);
+            for (int panel = 0; panel < PANELS; panel++)
+                sums[row][panel] = multiply_add(state, weights[panel], sums[row][panel]);
         }
     }
     for (int row = 0; row < ROWS; row++)
@@ -180,11 +205,12 @@ static void multiply(const float *x, int64_t rows, const float *packed, int64_t 
 // x / sqrt(mean(x^2) + epsilon) * weight
 static void rms_norm(const float *x, const float *weight, int64_t size, float epsilon, float *y) {
     Vector squares = {};
-    int64_t index = 0;
-    for (; index + LANES <= size; index += LANES) squares += load(x + index) * load(x + index);
-    if (index < size) squares += load_part(x + index, size - index) * load_part(x + index, size - index);
+    for (int64_t index = 0; index < size; index += LANES) {
+        const Vector part = load_part(x + index, std::min<int64_t>(LANES, size - index));
+        squares = multiply_add(part, part, squares);
+    }
     const float factor = 1.0f / std::sqrt(total(squares) / size + epsilon);
-    for (index = 0; index < size; index++) y[index] = x[index] * factor * weight[index];
+    for (int64_t index = 0; index < size; index++) y[index] = x[index] * factor * weight[index];
 }
 
 // Rotate the pairs (a, b) = (x[i], x[i + D / 2]): (a cos - b sin, b cos + a sin), times a factor.
@@ -202,8 +228,9 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t size, f
 static inline Vector multiply_lanes(const float *query, const float *key, int64_t size) {
     Vector sums = {};
     int64_t index = 0;
-    for (; index + LANES <= size; index += LANES) sums += load(query + index) * load(key + index);
-    if (index < size) sums += load_part(query + index, size - index) * load_part(key + index, size - index);
+    for (; index + LANES <= size; index += LANES) sums = multiply_add(load(query + index), load(key + index), sums);
+    if (index < size)
+        sums = multiply_add(load_part(query + index, size - index), load_part(key + index, size - index), sums);
     return sums;
 }
 
@@ -240,11 +267,15 @@ static void attend(const float *query, const float *keys, const float *values, i
         int64_t token = 0;
         if (width == LANES) {
             for (; token + CHAINS <= count; token += CHAINS)
-                for (int chain = 0; chain < CHAINS; chain++)
-                    chains[chain] += weights[token + chain] * load(values + (token + chain) * size + index);
+                for (int chain = 0; chain < CHAINS; chain++) {
+                    const Vector value = load(values + (token + chain) * size + index);
+                    chains[chain] = multiply_add(all_lanes(weights[token + chain]), value, chains[chain]);
+                }
         }
-        for (; token < count; token++)
-            chains[token % CHAINS] += weights[token] * load_part(values + token * size + index, width);
+        for (; token < count; token++) {
+            const Vector value = load_part(values + token * size + index, width);
+            chains[token % CHAINS] = multiply_add(all_lanes(weights[token]), value, chains[token % CHAINS]);
+        }
         const Vector sum = ((chains[0] + chains[1]) + (chains[2] + chains[3])) * factor;
         store_part(mixed + index, sum, width);
     }
