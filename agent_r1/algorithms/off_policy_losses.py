@@ -73,8 +73,8 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, the advantage of the token is
-    left out of the loss."""
+    """If the probability of a token changes by more than this number during the update, the loss of the token has only
+    the penalty term, without the term -r A."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the penalty (log r)^2 in the loss of a token, with the importance ratio r of the token."""

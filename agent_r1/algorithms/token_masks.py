@@ -175,7 +175,7 @@ class OffPolicyMask(Component):
 
     threshold: float = Field(default=0.5, gt=0)
     """Limit of the mean of log(mu / pi) over a trajectory, with the sampler's policy mu and the current policy pi. If
-    the mean is above the limit, the tokens of the trajectory with a negative advantage are masked."""
+    the mean is above the limit, each token of the trajectory whose advantage is negative is masked."""
 
     @property
     def formula(self) -> str:

@@ -26,17 +26,17 @@ class StateValues:
     """
 
     before_token: Tensor
-    """(N,) the number of the state before each token."""
+    """(N,) value, target or weight of the state before each token."""
     after_action: Tensor
-    """(S,) the number of the state after the action of each turn."""
+    """(S,) value, target or weight of the state after the action of each turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """A model's k most likely tokens in place of each of the N tokens of a batch, on the CPU."""
+    """A model's k most likely tokens at the position of each of the N tokens of a batch, on the CPU."""
 
     ids: Tensor
-    """(N, k) int64 ids of the k most likely tokens in place of each of N tokens."""
+    """(N, k) int64 ids of the k most likely tokens at the position of each of the N tokens."""
     logprobs: Tensor
     """(N, k) float64 log-probabilities of the tokens in ``ids``."""
 

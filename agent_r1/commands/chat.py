@@ -52,8 +52,8 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal, or from a pipe. The model calls the tools of its task set.
 
-    RUN has its own task set. If the run was started with a FILE.py, give this file too. MODEL is a Hugging Face name or
-    a folder, and has tools only with --taskset or FILE.py.
+    Give a RUN or a MODEL. A RUN has its own task set. If the run was started with a FILE.py, give this file too. A
+    MODEL is a Hugging Face name or a folder, and has tools only with --taskset or FILE.py.
 
     The tools use the data of one task, and the question of the task is printed. ATTEMPT chooses the task of an attempt
     of RUN: give an id such as 3.0.0:style-a/7, the beginning of an id, or one of the words best, worst, failed, longest

@@ -32,7 +32,7 @@ SHORTEST_KEY = 8
 def serve(model: str, settings: Layer, port: int, api_key: str | None, config_file: Path | None, as_json: bool) -> None:
     """Serve a model for the clients of OpenAI and Anthropic, on this machine only.
 
-    MODEL is a Hugging Face name or a folder. With RUN, the trained model of the run is served.
+    Give a MODEL or a RUN. A MODEL is a Hugging Face name or a folder. If a RUN is given, its trained model is served.
     """
     if api_key is not None and (len(api_key) < SHORTEST_KEY or not api_key.isascii() or not api_key.isprintable()):
         do = f"give at least {SHORTEST_KEY} printable ASCII characters"

@@ -36,7 +36,7 @@ class TokenSequence:
     """
 
     trajectory: int
-    """Index of the trajectory in the batch."""
+    """Index of the trajectory in the training batch."""
     ids: Tensor
     """(T,) token ids."""
     position_ids: Tensor
@@ -45,15 +45,15 @@ class TokenSequence:
     """(T,) for each token j, the index after the last token that attends to token j. Exactly the tokens j ..
     subtree_end[j] - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) index in the sequence of the logits that predict each predicted token."""
+    """(n,) for each predicted token, the index of the position in the sequence whose logits predict the token."""
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
-    """(n,) index of each predicted token in the batch."""
+    """(n,) for each predicted token, its index among the tokens of the training batch."""
     post_action_states: Tensor
     """(s,) index of each action's last token in the sequence."""
     turns: Tensor
-    """(s,) index of each action's turn in the batch."""
+    """(s,) index of each action's turn in the training batch."""
     has_branches: bool
     """Whether the sequence is a tree with branches, which needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()
@@ -100,8 +100,8 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""Three indices for a predicted token: (index in the sequence of the logits that predict the token, index of the token
-in the sequence, index of the token in the training batch)."""
+"""Three indices for a predicted token: (index of the position in the sequence whose logits predict the token, index of
+the token in the sequence, index of the token in the training batch)."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in

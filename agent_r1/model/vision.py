@@ -236,7 +236,7 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
     """Return the keyword arguments for a call of ``decoder`` with the tokens ``ids`` (B, T) and image features.
 
-    ``index`` (B, T) has the index of a feature at each placeholder token, and -1 at tokens of text.
+    ``index`` (B, T) has the index of a feature for each placeholder token, and -1 for tokens of text.
     """
     is_image = index >= 0  # (B, T)
     own = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))  # (B, T, H)
@@ -254,11 +254,11 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
     The three positions of a text token are equal.
 
     Args:
-        index: (B, T) at each placeholder token, the index of the feature of ``images`` that replaces the token's
-            embedding; -1 at tokens of text.
+        index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
+            tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. If a row begins in the middle of an image: the position
-            of the image's first feature, plus the number of features that the row leaves out.
+        first: (B,) the position of the first token of each row. If a row begins with feature i of an image (i > 0),
+            ``first`` is p + i instead, with the position p of feature 0 of the image.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image
@@ -279,8 +279,8 @@ class PassImages:
 
     Attributes:
         pixels: the images. An image that occurs several times is listed once.
-        index: (B, T) at each placeholder token, the index of the image feature that replaces the token's embedding; -1
-            at tokens of text.
+        index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
+            tokens of text.
         positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
     """
 

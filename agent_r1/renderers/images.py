@@ -6,12 +6,12 @@ that was already in a message.
 
 Example: a message says "No image: <|image_pad|>. Image: ", and then shows an image.
 
-1. MARK is written for the image: "No image: <|image_pad|>. Image: MARK".
-2. COPY is written for the placeholder of the message: "No image: COPY. Image: MARK".
+1. The image becomes MARK: "No image: <|image_pad|>. Image: MARK".
+2. The placeholder in the text of the message becomes COPY: "No image: COPY. Image: MARK".
 3. The chat template gets a list of texts and images: ["No image: COPY. Image: ", image]. For the image, it writes a
    placeholder: "No image: COPY. Image: <|image_pad|>". Now each placeholder stands for an image.
-4. MARK is written for each placeholder, and then the placeholder for COPY: "No image: <|image_pad|>. Image: MARK". The
-   result is called a marked text.
+4. Each placeholder becomes MARK. Then COPY becomes the placeholder: "No image: <|image_pad|>. Image: MARK". The result
+   is called a marked text.
 5. MARK becomes several placeholders: one for each feature vector that the model computes from the image.
 """
 
@@ -87,9 +87,10 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text`` with a mark, which is a random text, in place of each image's placeholder.
+        """Return ``text``, the output of a chat template, with a mark instead of the placeholder of each image.
 
-        ``text`` is the output of a chat template. Placeholders that a message itself contained are restored.
+        A mark is a random text that stands for an image. :meth:`with_image_parts` replaced the placeholders in the text
+        of messages by COPY (see the module). This method turns COPY into the placeholder again.
         """
         if self._images is None:
             return text

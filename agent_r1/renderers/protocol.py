@@ -82,7 +82,7 @@ class Renderer(Protocol):
         observation: tuple[Message, ...],
         tools: tuple[ToolSpec, ...] = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt after an action and its observation.
+        """Return the prompt for the turn after an action and its observation.
 
         Args:
             prompt: the prompt after which the action was sampled.
@@ -93,8 +93,9 @@ class Renderer(Protocol):
             tools: the tools that the prompt describes.
 
         Returns:
-            The prompt with the text of the whole conversation, but only the tokens after the sampled tokens. None if
-            the template changes earlier text, so that the whole conversation has to be rendered again.
+            The prompt. Its ``text`` is the whole conversation, and its ``token_ids`` are only the tokens after
+            ``action_ids``. None if the template changes earlier text or omits the sampled end token. The caller must
+            then render the whole conversation again.
         """
         ...
 

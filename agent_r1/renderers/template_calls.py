@@ -43,7 +43,8 @@ _LINEAR = frozenset({
     "upper", "values", "wordcount",
 })
 # fmt: on
-"""Filters and methods that take linear time, and whose result is not longer than all arguments together."""
+"""Filters and methods that take about linear time, and whose result is at most a few times as long as all arguments
+together."""
 
 _QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"})
 """Filters and methods that can compare each character of a text with each character of an argument."""

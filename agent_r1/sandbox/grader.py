@@ -5,8 +5,8 @@ gets the tests. A candidate passes only if the tests' process ends its output wi
 new for each run.
 
 Some arguments cannot be sent to the candidate's process unchanged. If the tests call a function with such an argument,
-the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). A candidate cannot use this rule to avoid
-failing: the tests can send every result of the candidate back unchanged.
+the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). A candidate cannot cause this verdict
+with an unusual result, because every result can be sent back to the candidate unchanged, as an argument.
 """
 
 from __future__ import annotations

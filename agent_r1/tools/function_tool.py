@@ -128,12 +128,13 @@ def tool(
         function: the function that performs the action.
         name: the name of the tool (default: the name of the function).
         timeout: the time limit of one call in seconds (default: the limit of the environment).
-        batch: a sync or async function that executes the waiting calls of all episodes together. It takes a list with
-            the keyword arguments of each call, and returns a list with the results in the same order. The decorated
-            function is then never called. If a batch raises an exception, its calls are executed one by one. If a batch
-            exceeds its time limit, all its calls fail.
-        sandbox: the sandbox in which the tool runs code written by the policy, or ``"none: .."`` with a reason if such
-            code is not isolated. Leave it out if the tool runs no such code.
+        batch: a sync or async function that executes the waiting calls of all episodes together, instead of
+            ``function``. ``batch`` takes a list with the keyword arguments of each call, and returns a list with the
+            results in the same order. If ``batch`` raises an exception or returns a wrong number of results, ``batch``
+            is called again for each call alone. If ``batch`` exceeds the time limit, all calls in the list fail.
+        sandbox: a declaration of how code written by the policy is isolated: the Sandbox in which the tool runs the
+            code, or ``"none: .."`` with a reason if the code is not isolated. Leave ``sandbox`` out if the tool runs no
+            such code.
 
     Raises:
         InvalidInput: if the name, the time limit or the sandbox is not valid; if the docstring has no description; or

@@ -140,8 +140,8 @@ class TrainerConfig(BaseModel):
     """LoRA: an adapter is trained instead of all weights. LoRA needs the extra agent-r1[lora]."""
 
     dtype: Dtype = "float32"
-    """Data type of forward and backward passes. Trained weights, their gradients and the optimizer's moments are always
-    in float32. With LoRA, the frozen weights have this data type."""
+    """Data type of forward and backward passes, and of the weights that LoRA freezes. Trained weights, their gradients
+    and the optimizer's moments are always in float32."""
 
     activation_checkpointing: bool = False
     """Whether the backward pass computes activations again, instead of reading them from memory. Training then needs

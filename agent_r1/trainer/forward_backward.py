@@ -200,7 +200,10 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (ids, log-probabilities) of the ``count`` most likely tokens in place of each of n tokens: (n, count)."""
+    """Return (ids, log-probabilities) of the k most likely tokens at the position of each of n tokens: (n, k) each.
+
+    k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``.
+    """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
 
@@ -272,10 +275,10 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the models in ``prefixes``, and return statistics.
+    """Add the gradient of a micro-batch's loss to the trained models, and return statistics.
 
-    ``prefixes`` always has an entry "policy" for the policy. With an entry "critic", the critic is trained, too (see
-    :func:`_token_outputs`).
+    The keys of ``prefixes`` are the names of the trained models: always "policy", and also "critic" if the critic is
+    trained in this pass. See :func:`_token_outputs` for the values of ``prefixes``.
     """
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)

@@ -134,13 +134,13 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the counter to 0. Call this method at the beginning of each micro-batch."""
+        """Start to count the exchanges of a micro-batch. Call this method at the beginning of each micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Set the counter to 0. Skip the first exchanges of the next run of the micro-batch: those already finished.
+        """Start to count again, for a second run of the micro-batch with a padding token (see the class).
 
-        Call this method before the micro-batch is run again with a padding token (see the class).
+        The second run skips as many exchanges as the first run finished. Call this method before the second run.
         """
         self._count, self._left_out = 0, self._count
 

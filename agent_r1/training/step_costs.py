@@ -155,8 +155,8 @@ def measure_cluster(runs: Sequence[RecordedRun], clock: Clock) -> Cluster:
 def load_factor(run: RecordedRun, clock: Clock) -> float:
     """Return the factor that turns a time measured with ``clock`` into the wall time of the recorded run.
 
-    Other programs slowed down the run. For the clock "cpu", the factor is wall time / CPU time of the forward and
-    backward passes, at least 1. For the clock "wall", the factor is 1.
+    Other programs can slow down a run. CPU times do not contain this delay. So the factor for the clock "cpu" is wall
+    time / CPU time of the forward and backward passes, at least 1. For the clock "wall", the factor is 1.
     """
     if clock == "wall":
         return 1.0

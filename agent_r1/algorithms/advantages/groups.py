@@ -70,7 +70,8 @@ class GroupRelative(Advantage):
     scale: Scale = "none"
     """Divisor of R - baseline. R is the return of an attempt. none: 1. std: the standard deviation of R in the group.
     mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the fraction of
-    the batch's trajectories that are in a group with different returns. It makes up for the groups without a signal."""
+    the batch's trajectories whose group has at least two different R. The division by this fraction makes up for the
+    other groups, in which every advantage is 0."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation before the division."""
@@ -114,9 +115,9 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number k of attempts in a set. The advantage of an attempt tells how much higher the best return of a set is with
-    this attempt, on average over the sets of k attempts of the group. At most the size of the group. none: the size of
-    the group."""
+    """Number k of attempts in a set. none, or a k above the size of the group: the size of the group. The advantage of
+    an attempt is the best return of a set minus the best return of the set without the attempt, on average over all
+    sets of k attempts of the group. A set that does not contain the attempt counts as 0."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""

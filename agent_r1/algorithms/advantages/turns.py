@@ -164,12 +164,13 @@ class SameHistory(TurnRelative):
     name: Literal["same_history"] = "same_history"
 
     history: int = Field(default=2, ge=0)
-    """Largest number of earlier states that are compared. With 2, a turn is compared with the turns that start in the
-    same state, with the turns whose last 2 states are the same, and with the turns whose last 3 states are the same."""
+    """Maximum number of previous states that are compared. With 2, a turn is compared with the turns that start in the
+    same state, with the turns that also have the same previous state, and with the turns that also have the same 2
+    previous states."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Comparison k, between turns whose last k states are equal, has the weight (k + 1)^alpha. With a larger alpha,
-    comparisons of more states count more."""
+    """Exponent in (k + 1)^alpha, the weight of comparison k. Comparison k is between turns that start in the same state
+    and have the same k - 1 previous states. With a larger alpha, comparisons of more states count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""

@@ -71,9 +71,9 @@ class Bug:
     def task(self, split: str, number: int) -> Task:
         """Return the task to repair the function.
 
-        The task's text contains the request to write the function, the first test, and the function with the bug. If
-        ``proposals`` is not empty, the text ends with a numbered list of lines, from which the agent chooses the right
-        line. ``number`` is the last part of the task's id.
+        The task's text has three parts: the original request for the function, the first test, and the function with
+        the bug. If ``proposals`` is not empty, a fourth part is a numbered list of lines, from which the agent chooses
+        the right line. ``number`` is the last part of the task's id.
         """
         changed = (_changed_line(self.source, proposal) for proposal in self.proposals)
         menu = "".join(f"\n{index}: {line}" for index, line in enumerate(changed, start=1))

@@ -42,9 +42,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compare the right answer ``gold`` with itself, and finds no difference.
+        """Return whether math-verify can compare the right answer with itself, and finds no difference.
 
-        First, ``gold`` is written in the notation of the agent's answer ``said``, as in :meth:`check`.
+        The right answer is ``gold``, rewritten in the notation of the agent's answer ``said`` as in :meth:`check`.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

@@ -30,7 +30,7 @@ class Question:
     """A question with its right answers, from one row of a question file.
 
     Attributes:
-        answers: the right answers. An agent must give only one right answer.
+        answers: the right answers. An agent that gives one of these answers is right.
         supporting: the titles of the passages that prove the answer; () if unknown.
         context: the passages that the row contains; () if the row contains no passages.
         hops: the answers of all steps: the intermediate answers, then the final answer; () if unknown.

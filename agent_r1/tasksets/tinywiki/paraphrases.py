@@ -1,6 +1,7 @@
 """TinyWiki questions in wordings that are not trained on.
 
-The facts of a wiki are random, so questions such as "the capital of the mayor of Alba" have answers.
+The facts of a wiki are drawn at random, whatever the words mean: even a mayor can have a capital. So a question can ask
+for "the capital of the mayor of Alba".
 """
 
 from __future__ import annotations

@@ -82,10 +82,10 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Compute how much a mean changed from the steps ``before`` to the steps ``after``.
+    """Return how much a mean changed from the steps ``before`` to the steps ``after``.
 
-    Each step has two numbers: 0, the mean return that is trained on; 1, the mean true reward. ``index`` says which of
-    the two is compared. A change of at most ``ERRORS`` standard errors gives 0.
+    Each step is a pair (mean return, mean true reward). The policy is trained on the return. If ``index`` is 0, the
+    returns are compared; if ``index`` is 1, the true rewards. A change of at most ``ERRORS`` standard errors gives 0.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))

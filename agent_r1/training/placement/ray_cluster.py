@@ -137,9 +137,10 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks, which are the processes of the trainer. ``requests`` has one request for each rank.
+        """The number of ranks, which are the processes of the trainer.
 
-        After the requests of the ranks, ``requests`` has the requests of the vLLM servers.
+        ``requests`` is a list with the resources of each process: first one item for each rank, then one item for each
+        vLLM server.
         """
         return sum(request.what == "rank" for request in self.requests)
 

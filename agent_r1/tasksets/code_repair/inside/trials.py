@@ -1,4 +1,4 @@
-"""A program for the sandbox: test versions of functions, and print which tests pass."""
+"""A program that runs in the sandbox. It tests several versions of functions, and prints which tests pass."""
 
 import ast
 import io
