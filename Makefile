@@ -5,7 +5,7 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 INSTALLED_PEERS := .venv/peers/.installed
 
-.PHONY: demo install test test-vllm test-ray test-extras check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray test-extras test-gpu check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -38,8 +38,9 @@ docs: $(INSTALLED_DOCS)  ## the documentation as a site in site/; a broken link 
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet --strict
 	@echo "open site/index.html; with search: python3 -m http.server --directory site --bind 127.0.0.1"
 
-test: $(INSTALLED_DEV)  ## every test; some skip without bubblewrap, Chromium or strace (apt-get install bubblewrap libseccomp2 chromium strace)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Without GPUs: runs on a GPU have other bits than the tests expect.
+test: $(INSTALLED_DEV)  ## every test, on the CPU; some skip without bubblewrap, Chromium or strace (apt-get install bubblewrap libseccomp2 chromium strace)
+	CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -rs --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 VLLM_PYTHON ?= .venv/vllm/bin/python
 test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON is the Python of an environment with vLLM
@@ -60,6 +61,9 @@ test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, socket
 
 test-extras: .venv/extras/.installed  ## Weights & Biases, Trackio, MLflow and OpenEnv
 	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py tests/test_adapters_documented.py
+
+test-gpu: $(INSTALLED_DEV)  ## engine, trainer and runs on an NVIDIA GPU
+	$(BIN)/python -m pytest -rs tests/inference/test_devices.py tests/trainer/test_oom_retry.py tests/training/test_gpu_runs.py
 
 check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .

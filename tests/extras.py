@@ -23,3 +23,12 @@ def requires(package: str, extra: str) -> pytest.MarkDecorator:
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, filter(None, CXX))), reason="no C++ compiler is installed (apt-get install g++)"
 )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+needs_gpu = pytest.mark.skipif(not _has_gpu(), reason="torch sees no GPU (make test-gpu)")

@@ -8,15 +8,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from extras import needs_gpu
+from transformers import LlamaConfig, LlamaForCausalLM
 from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.data.sequences import TurnPlace, pack_per_turn, pack_prefix_tree, with_length_limit
 from agent_r1.trainer import forward_backward as passes
+from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.oom_retry import OutOfMemory, TokenBudget
 from agent_r1.trainer.optimizer import Optimizer
 from agent_r1.trainer.protocol import PassStats
-from agent_r1.trainer.updater import UpdateReport
+from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 
 OOM_ERRORS = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
@@ -139,3 +142,28 @@ def test_a_tree_above_the_limit_is_divided_into_one_sequence_per_turn(make: Any)
     assert [one.ids.tolist() for one in split(trajectory, 0, places)] == [one.ids.tolist() for one in expected]
     chain = make.trajectory(turns[:2])  # without branches, division would not make it shorter
     assert [len(sequence) for sequence in split(chain, 0, places[:2])] == [7]
+
+
+@needs_gpu
+def test_a_pass_that_runs_out_of_gpu_memory_is_repeated(make: Any) -> None:
+    groups = make.random_groups(0, groups=16, members=16, turns=8)
+
+    def updater() -> PolicyUpdater:
+        torch.manual_seed(0)
+        torch.cuda.empty_cache()
+        sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
+        return make_updater(LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).to("cuda"))
+
+    torch.cuda.reset_peak_memory_stats()
+    expected = update(updater(), groups)
+    peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    limited = updater()
+    held = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((held + 0.5 * (peak - held)) / total)
+    try:
+        found = update(limited, groups)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert limited.micro_tokens < TrainerConfig().micro_tokens
+    assert found.metrics["policy_loss"] == pytest.approx(expected.metrics["policy_loss"], rel=1e-3, abs=1e-5)
+    assert found.metrics["policy_gradient_norm"] == pytest.approx(expected.metrics["policy_gradient_norm"], rel=1e-3)
