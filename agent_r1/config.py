@@ -198,7 +198,10 @@ def nested_model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a field, such as ``algorithm``, is a table: a mapping with keys that the user chooses."""
+    """Return whether a setting is a table, so that a key such as ``algorithm.loss`` can name an entry of the setting.
+
+    A setting is a table if its type is a dictionary, or if it is marked with ``NESTED_BY_NAME``.
+    """
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 

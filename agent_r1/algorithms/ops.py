@@ -249,8 +249,8 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. But its
-    gradient belongs to the reverse divergence: the expected gradient is the gradient of KL(q || pi). A value above
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative. Without ``bound``, the
+    estimate is unbiased, and its expected gradient is the gradient of the reverse divergence KL(q || pi). A value above
     ``bound`` becomes ``bound``, without gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
@@ -261,8 +261,8 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased and never negative. Its
-    expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative and, without ``bound``,
+    unbiased. Its expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
@@ -272,8 +272,8 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
 
-    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` limits k3. For
-    tokens sampled from pi_old, the estimate and its gradient are unbiased.
+    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` limits k3.
+    Without ``bound``, the estimate and its gradient are unbiased for tokens sampled from pi_old.
     """
     return ratio * kl_k3(logprobs, other, bound)
 

@@ -24,7 +24,7 @@ MIN_COMMON_PREFIX = 64
 """Minimum number of tokens in the common prefix of all sequences. A shorter prefix is not worth an additional pass."""
 
 MAX_TREE = 4096
-"""Sequences are merged into one only if the merged sequence and the prefix have at most this number of tokens together.
+"""Maximum number of tokens of a merged sequence, including the common prefix of all sequences.
 
 The limit applies only if attention uses a mask, because the mask of T tokens has T * T elements.
 """

@@ -59,8 +59,9 @@ class PendingAnswer:
     def waiting(self, grace: float | None = None) -> Iterator[None]:
         """Count one more waiting client until the ``with`` block ends.
 
-        If the answer is abandoned at the end of the block, the sampling is cancelled ``grace`` seconds later, unless a
-        client waits again before. The default of ``grace`` is ``ABANDONED_SECONDS``.
+        An answer is abandoned if no client waits for the answer, and no client has received the answer. If the answer
+        is abandoned at the end of the block and ``grace`` seconds later, its sampling is cancelled. The default of
+        ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:

@@ -55,12 +55,14 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` begin with the conversation before a sent action, and then have an assistant message.
+    """Return whether ``messages`` have an assistant message in the place of a sent action, after the same conversation.
 
-    Usually such messages continue the branch of the action. If such messages start a new branch, the client changed the
-    action or the tools.
+    The assistant message can be the action itself, or a different message. If the client changed neither the action nor
+    the tools, ``messages`` usually continue the branch of the action. So if the result is True, but ``messages`` start
+    a new branch, the client changed the action or the tools.
 
-    Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "five", and False for "3+3?", "five".
+    Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "4" and for "2+2?", "five". The result
+    is False for "3+3?", "five".
     """
     return any(
         messages[: len(action.before)] == action.before

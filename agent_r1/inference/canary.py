@@ -48,9 +48,9 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the limit on the difference between two changes of a log-probability: the server's change and the
-            trainer's change in an update of the weights. If the trainer's log-probabilities change, the limit is higher
-            than ``floor`` (see ``SAME_CHANGE``).
+        floor: the smallest limit on the difference between the server's change and the trainer's change of a
+            log-probability in an update of the weights. The limit grows with the trainer's changes (see
+            ``SAME_CHANGE``).
     """
 
     mean: float

@@ -194,8 +194,8 @@ class DecodeConfig(BaseModel):
 
     method: DecodeMethod = "plain"
     """Method of sampling actions: ``plain`` (the policy alone), ``token`` (reweights the most likely tokens), ``step``
-    (chooses among whole actions), ``smc`` (resamples parts of actions) or ``beam`` (keeps the best conversations). See
-    docs/value_guided_decoding.md."""
+    (chooses among whole actions), ``smc`` (resamples unfinished actions) or ``beam`` (keeps the best conversations).
+    See docs/value_guided_decoding.md."""
 
     critic: str = ""
     """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm
@@ -216,8 +216,8 @@ class DecodeConfig(BaseModel):
 
     segment_tokens: int = Field(default=8, ge=1)
     """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct
-    them. If ``decode.method`` is ``smc``: the number of tokens after which each particle (a part of an action) gets a
-    new weight."""
+    them. If ``decode.method`` is ``smc``: the number of tokens by which each particle (an unfinished action) is
+    extended before the particle gets a new weight."""
 
     beams: int = Field(default=2, ge=1)
     """If ``decode.method`` is ``beam``: the number of conversations that are kept after each turn. The candidates are

@@ -28,7 +28,8 @@ class Request:
         shift: the difference p - i for each sampled token. i is the index of the token in the sequence, and p is the
             position of the token in the model's position encoding. Without images, the shift is 0.
         prefilled_tokens: the number of tokens that were prefilled for this request. Tokens whose keys and values were
-            copied from another sequence in the KV cache are not counted.
+            copied from another sequence in the KV cache are not counted. After the slot was emptied, or after new
+            weights, the prompt and the sampled tokens are prefilled and counted again.
     """
 
     prompt: tuple[int, ...]

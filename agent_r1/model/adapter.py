@@ -178,8 +178,8 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    All weights are in float32 or a more precise type, because bfloat16 would round away most of A B. Weights that do
-    not change are shared with the model.
+    Less precise weights are converted to float32, because bfloat16 would round away most of A B. Frozen weights that
+    are neither merged nor converted are shared with the model.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():

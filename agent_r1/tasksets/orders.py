@@ -241,9 +241,9 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Only ``train`` depends on ``seed``.
+    """Return the tasks of a split. Only the tasks of ``train`` depend on ``seed``.
 
-    Raises InvalidInput if the split is unknown.
+    Equal arguments give equal tasks in the same order. Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("split of orders", got=split, do=f"give one of {', '.join(SPLITS)}")

@@ -29,7 +29,9 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
 
 
 def locate_data(file: Path, data: Path) -> Path:
-    """Return the path or hub name ``data`` of a settings file. Paths are relative to the folder of ``file``.
+    """Return the location of the data that a settings file names. ``data`` is the path or hub name in ``file``.
+
+    A relative path is joined to the folder of ``file``. A hub name (``hf:..``) is returned unchanged.
 
     Example:
         Path("recipes/hotpot.json") for file "recipes/mix.toml" and data "hotpot.json"

@@ -223,9 +223,9 @@ RECIPE: Mapping[str, Any] = {**TINY_BASE_RECIPE, "taskset": "unreliable", "conte
 
 
 def tasks(split: str, seed: int) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. ``seed`` changes only the split ``train``.
+    """Return the tasks of a split. Only the tasks of ``train`` depend on ``seed``.
 
-    Raises InvalidInput if the split is unknown.
+    Equal arguments give equal tasks in the same order. Raises InvalidInput if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("split of unreliable", got=split, do=f"give one of {', '.join(SPLITS)}")

@@ -134,7 +134,10 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Start to count the exchanges of a micro-batch. Call this method at the beginning of each micro-batch."""
+        """Set the number of finished exchanges of tensors between the ranks to 0.
+
+        Call this method at the beginning of each micro-batch.
+        """
         self._count = self._left_out = 0
 
     def repeat(self) -> None:

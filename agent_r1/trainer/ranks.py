@@ -23,9 +23,9 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""After one rank has failed: how long to wait for another rank that terminates too, in seconds.
+"""The longest time, in seconds, to wait for the end of another rank's process after one rank has failed.
 
-The rank that terminates can be the cause of the failure, even if its termination is noticed later.
+If the process of a rank crashes, other ranks fail too. Sometimes such a failure is noticed before the crash.
 """
 
 
@@ -260,7 +260,7 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """Wait until a rank has ended, end all ranks, and return an error about the rank that ended first."""
+        """Wait until a rank has ended, end all ranks, and return an error about the rank that caused the end."""
         end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()

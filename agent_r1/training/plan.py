@@ -160,10 +160,11 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return a copy of ``config`` for a trainer with ``ranks`` ranks. If there are several GPUs, vLLM servers generate.
+    """Return a copy of ``config`` for a trainer with ``ranks`` ranks.
 
-    In the copy, ``trainer.share_prefixes`` is off. A single rank can be faster and need less memory if this setting is
-    on. So for a single rank, the plan can overestimate time and memory.
+    In the copy, ``engine.backend`` is "embedded" for one GPU, and "vllm" for several GPUs. ``trainer.share_prefixes``
+    is off. A single rank can be faster and need less memory if this setting is on. So for a single rank, the plan can
+    overestimate time and memory.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {

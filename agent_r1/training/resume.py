@@ -39,7 +39,8 @@ name another place, but the contents must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of the recorded event that names the code of the decode steps. Without the event, the code is PyTorch."""
+"""The kind of the events that name the implementation of the embedded engine's decode steps, such as C++ code. If a run
+has no such event, PyTorch computes its decode steps."""
 
 TORCH = "torch"
 
@@ -49,8 +50,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
     A layer has the settings from one source, such as the command line.
 
-    The setting ``engine.decode_step`` = "auto" allows PyTorch or C++ code. If PyTorch computed the decode steps of the
-    run so far, "auto" becomes "torch". A change to C++ code would change the rounding errors.
+    The setting ``engine.decode_step`` = "auto" allows several implementations. If PyTorch computed the decode steps of
+    the run so far, "auto" becomes "torch", because a different implementation would change the rounding errors.
 
     Raise InvalidInput in these cases:
 
@@ -90,7 +91,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the name of the code that computed the last decode steps of a run: "torch", or a name of C++ code.
+    """Return the name of the implementation that computed the last decode steps of a run: "torch" for PyTorch.
 
     Example:
         "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"

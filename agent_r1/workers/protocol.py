@@ -232,10 +232,10 @@ def decode_transition(answer: Stepped) -> Transition:
 
 
 def check_sendable(what: str, value: object, depth: int = 0) -> None:
-    """Raise TypeError if a value would change when it is sent as JSON.
+    """Raise TypeError if encoding a value as JSON and decoding it would not give an equal value.
 
-    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent. ``what`` is the name of the
-    value in the error.
+    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent. :func:`encode_value` marks
+    tuples, so that :func:`decode_value` returns tuples and not lists. ``what`` is the name of the value in the error.
     """
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise TypeError(f"{what} has an integer of {value.bit_length()} bits; the limit is {MAX_INTEGER_BITS}")

@@ -252,7 +252,10 @@ class EnvironmentWorker:
 
 
 def check_token(host: str, token: str) -> None:
-    """Raise InvalidInput if ``token`` is too short, or if ``token`` is "" and ``host`` is not a loopback address."""
+    """Raise InvalidInput if ``token`` is not valid, or if there is no token ("") and ``host`` is no loopback address.
+
+    A valid token consists of at least ``SHORTEST_TOKEN`` printable ASCII characters.
+    """
     do = f"give at least {SHORTEST_TOKEN} printable ASCII characters in --token or {TOKEN_VARIABLE}"
     if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InvalidInput("token", got=f"{len(token)} characters", do=do)

@@ -169,8 +169,9 @@ class SameHistory(TurnRelative):
     previous states."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in (k + 1)^alpha, the weight of comparison k. Comparison k is between turns that start in the same state
-    and have the same k - 1 previous states. With a larger alpha, comparisons of more states count more."""
+    """Exponent in (k + 1)^alpha, the weight of comparison k. Comparison 1 is between turns that start in the same
+    state. Comparison k = 2, 3, .. is between turns that also have the same k - 1 previous states. With a larger alpha,
+    comparisons of more states count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""

@@ -68,7 +68,7 @@ class GameEnv:
     Attributes:
         package: the name of a module. The module is imported once, before the processes are forked.
         game: the class of the game, as ``module:class`` (see :class:`Game`).
-        keywords: the keyword arguments of this class, as JSON values.
+        keywords: the keyword arguments with which ``game`` is called, as JSON values.
         timeout: the time limit of an action in seconds.
     """
 

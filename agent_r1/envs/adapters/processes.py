@@ -92,7 +92,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
     Args:
         package: the name of a module. The module is imported once, before worker processes are forked.
         name: the class of the object, as ``module:class``.
-        keywords: the keyword arguments of this class, as JSON values.
+        keywords: the keyword arguments with which the class is called, as JSON values.
         timeout: the time limit for creating the object, in seconds.
 
     Raises:

@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether encoding and decoding a value gives an equal value of the same type."""
+    """Return whether encoding and decoding a value gives an equal value of the same type, or an equal iterator."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -218,7 +218,7 @@ PLAIN: dict[Any, Encoder] = {kind: encoder for kind, encoder in ENCODERS if kind
 UNCHANGED: frozenset[Any] = frozenset(
     {*PLAIN, bytearray, deque, Counter, OrderedDict, KEYS, VALUES, ITEMS, Opaque, *ITERATORS, type, type(len)}
 )
-"""Types whose values stay equal when they are encoded and decoded. An iterator becomes an iterator over its values."""
+"""Types whose values stay equal when encoded and decoded. A decoded iterator counts as equal if it has equal values."""
 
 
 def decode(data: Any, kept: Callable[[int], Any]) -> Any:

@@ -69,9 +69,10 @@ An attempt fails if the random chain of facts ends too early, or if the question
 
 
 def tasks(split: str, seed: int, training_hops: tuple[int, ...] = SPLITS["train"].hops) -> tuple[Task, ...]:
-    """Return the tasks of a split, always in the same order. Raises InvalidInput if the split is unknown.
+    """Return the tasks of a split. Only the tasks of ``train`` depend on ``seed`` and ``training_hops``.
 
-    ``seed`` and ``training_hops`` (see ``Split.hops``) change only the split ``train``.
+    ``training_hops`` replaces ``Split.hops``. Equal arguments give equal tasks in the same order. Raises InvalidInput
+    if the split is unknown.
     """
     if split not in SPLITS:
         raise InvalidInput("people split", got=split, do=f"give one of {', '.join(SPLITS)}")

@@ -143,8 +143,9 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw full names without repetition. Many people share a first name or a surname, so a search for one person also
-    finds other people.
+    """Draw ``PEOPLE`` different full names. ``owner`` is the name of the list of surnames, such as "train".
+
+    Many people share a first name or a surname, so a search for one person also finds other people.
     """
     names: dict[str, None] = {}
     while len(names) < PEOPLE:

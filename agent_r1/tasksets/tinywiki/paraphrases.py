@@ -15,7 +15,7 @@ def who(chain: Chain) -> str:
     """Return a question that asks for the last value of ``chain``.
 
     Example:
-        "Who is the capital of the mayor of Alba?"
+        "Who is the teacher of the mayor of Alba?"
     """
     return f"Who is {_nested(chain)}{chain.start}?"
 
@@ -24,7 +24,7 @@ def command(chain: Chain) -> str:
     """Return a request for the last value of ``chain``.
 
     Example:
-        "Find the capital of the mayor of Alba."
+        "Find the teacher of the mayor of Alba."
     """
     return f"Find {_nested(chain)}{chain.start}."
 
@@ -33,7 +33,7 @@ def topic(chain: Chain) -> str:
     """Return a question that asks for the last value of ``chain``, with the first entity at the front.
 
     Example:
-        "Alba: what is the capital of the mayor of it?"
+        "Alba: what is the teacher of the mayor of it?"
     """
     return f"{chain.start}: what is {_nested(chain)}it?"
 
@@ -42,7 +42,7 @@ def swapped(chain: Chain) -> str:
     """Return a question that asks for the last value of ``chain``, with the relations before the first entity.
 
     Example:
-        "Take the mayor, then the capital. Start at Alba. Who is it?"
+        "Take the mayor, then the teacher. Start at Alba. Who is it?"
     """
     return "Take " + ", then ".join(f"the {name}" for name in chain.relations) + f". Start at {chain.start}. Who is it?"
 

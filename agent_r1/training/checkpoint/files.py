@@ -292,7 +292,7 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
     """Yield a temporary folder. At the end of the block, write its manifest, and rename the folder to ``folder``.
 
-    The manifest has ``fingerprint``, a hash of each file, and the seal: a hash of all rows that the run has recorded.
+    The manifest has a hash of each file, the seal (a hash of all rows that the run has recorded), and ``fingerprint``.
     After an error, ``folder`` stays unchanged.
     """
     with atomic_replace_dir(folder, disk) as temporary:

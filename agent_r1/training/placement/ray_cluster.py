@@ -137,10 +137,10 @@ class RayCluster:
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks, which are the processes of the trainer.
+        """The number of processes in the cluster that are ranks of the trainer.
 
-        ``requests`` is a list with the resources of each process: first one item for each rank, then one item for each
-        vLLM server.
+        In ``self.requests``, the first items are the resources of the ranks. The other items are the resources of the
+        vLLM servers.
         """
         return sum(request.what == "rank" for request in self.requests)
 
