@@ -9,6 +9,7 @@ from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -136,6 +137,12 @@ def test_a_sandbox_of_an_agents_own_file_is_recorded_too(run: Run, tmp_path: Pat
     code, out, err = run("check", "own.py", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the sandboxes of earlier tests that are not garbage-collected yet."""
+    monkeypatch.setattr("agent_r1.sandbox.sandbox._unconfined", WeakSet())
 
 
 HEAD = """

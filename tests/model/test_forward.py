@@ -220,7 +220,8 @@ def test_a_branch_under_a_mask_equals_the_branch_alone(name: str) -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 4, 5, 6]])
     ends = torch.tensor([[10, 10, 10, 10, 7, 7, 7, 10, 10, 10]])
     alone = hidden_states(model, ids[:, [0, 1, 2, 3, 7, 8, 9]])[:, 4:]
-    assert torch.allclose(hidden_states(model, ids, positions, ends)[:, 7:], alone, atol=1e-9)
+    masked = hidden_states(model, ids, positions, ends)[:, 7:]
+    assert (masked - alone).abs().max() <= 1e-6 * alone.abs().max()  # RMS norms compute in float32
     assert not torch.allclose(hidden_states(model, ids)[:, 7:], alone, atol=1e-3)
     assert not torch.allclose(hidden_states(model, ids, None, ends)[:, 7:], alone, atol=1e-3)
 

@@ -48,6 +48,7 @@ def generated(name: str) -> Callable[[Path], TaskSet]:
 def mathematics(folder: Path) -> TaskSet:
     if find_spec("math_verify") is None:
         pytest.skip("math-verify is not installed (extra math)")
+    sandbox_or_skip(Limits(seconds=5))
     rows = [{"question": f"What is {i} and {i}?", "answer": f"Twice {i}.\n#### {2 * i}"} for i in range(3, 9)]
     return build("math", lines(folder / "q.jsonl", rows), None, 0)
 

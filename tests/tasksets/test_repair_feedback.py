@@ -57,6 +57,7 @@ def test_the_shares_are_those_of_scripted_attempts(
     assert str(found["kept after pass"]) == "-" and str(found["fixed"]).endswith("2 of 5")
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_table_has_a_row_for_each_model_and_each_kind_of_results(
     rows_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
