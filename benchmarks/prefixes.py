@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -70,7 +71,7 @@ def groups_of(size: int, prompt_length: int) -> list[Group]:
     return made
 
 
-def update_of(model: PreTrainedModel, share: str, groups: Sequence[Group]) -> tuple[float, float]:
+def update_of(model: PreTrainedModel, share: Literal["on", "off"], groups: Sequence[Group]) -> tuple[float, float]:
     """Return the CPU seconds of an update, and the number of tokens that the model read."""
     algorithm = build_algorithm("grpo", {})
     config = TrainerConfig(share_prefixes=share, micro_tokens=4096)

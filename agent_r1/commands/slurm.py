@@ -15,7 +15,11 @@ from agent_r1.training.config import TrainConfig, TrainSettings
 @click.option("--gpus_per_node", type=click.IntRange(1), default=1, show_default=True, help="GPUs of each node.")
 @click.option("--time", default="24:00:00", show_default=True, help="Time limit of the job.")
 @click.option("--sbatch", multiple=True, metavar="OPTION", help="A further option of sbatch: --partition=gpu.")
-@click.option("--server_model", default="", help="Model with which servers on other nodes start, with an untied head.")
+@click.option(
+    "--server_model",
+    default="",
+    help="Folder of a copy of the run's model, with an untied output head, that the servers load at their start.",
+)
 @click.argument("words", nargs=-1, metavar="-- [ARGUMENTS OF TRAIN]", type=click.UNPROCESSED)
 def slurm(
     nodes: int, gpus_per_node: int, time: str, sbatch: tuple[str, ...], server_model: str, words: tuple[str, ...]
