@@ -198,9 +198,9 @@ def nested_model(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a setting is a table, so that a key such as ``algorithm.loss`` can name an entry of the setting.
+    """Return whether a setting is a table: a setting with entries that have their own keys, such as ``algorithm.loss``.
 
-    A setting is a table if its type is a dictionary, or if it is marked with ``NESTED_BY_NAME``.
+    A setting is a table if its type is a dictionary, or if the setting is marked with ``NESTED_BY_NAME``.
     """
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 

@@ -69,7 +69,7 @@ class Algorithm(Component):
     aggregation: Aggregation = "token_mean"
     """How the losses of tokens are averaged. token_mean: all tokens have equal weight. turn_mean: all turns have equal
     weight. trajectory_mean: all trajectories have equal weight. group_mean: all groups have equal weight. constant: the
-    sum over tokens / (number of trajectories * ``length``)."""
+    sum over all tokens, divided by the number of trajectories and by the setting ``length``."""
 
     length: float | None = Field(default=None, gt=0)
     """Number of tokens in the denominator of the aggregation "constant". Other aggregations do not use it."""
@@ -216,14 +216,16 @@ class Algorithm(Component):
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
         """Return (loss, metrics) of a micro-batch of n tokens. The loss of a batch is the sum over its micro-batches.
 
-            L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
-                + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t + sum_t w_t d_t |log r_t| + value loss
+        Each token t has these weights (see :class:`agent_r1.algorithms.types.TokenWeights`): w is ``loss_weight``, s is
+        ``sft_weight``, d is ``drift_weight``, and c is ``importance_weight``, or 0 if ``off_policy_mask`` masks the
+        token. With the importance ratio r, the advantage A, the policy pi and its entropy H, the divergence KL from the
+        reference policy, and the divergence D from the teacher, the loss is
 
-        - w, c, s, d: ``loss_weight``, ``importance_weight``, ``sft_weight`` and ``drift_weight`` of
-          :class:`agent_r1.algorithms.types.TokenWeights`. c is 0 on tokens that ``off_policy_mask`` masks.
-        - r, A, H: importance ratio, advantage, entropy of the policy.
-        - KL: the estimated divergence of the policy from the reference policy.
-        - D: the divergence from the teacher (:class:`agent_r1.algorithms.loss_terms.Distillation`).
+            L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
+                + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t
+                + sum_t w_t d_t |log(pi_t / pi_old_t)| + value loss.
+
+        pi_old is the policy in the denominator of the importance ratio.
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -262,7 +264,7 @@ class Algorithm(Component):
         return loss, metrics
 
     def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
-        """Return whether each token has a nonzero weight in at least one term of the policy's loss: (N,) bool."""
+        """Return for each token whether it has a nonzero weight in any term of the policy's loss: (N,) bool."""
         in_loss = weights.loss_weight != 0  # (N,)
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
@@ -332,9 +334,9 @@ class Algorithm(Component):
     ) -> tuple[Tensor, Tensor | None]:
         """Return (kept, penalty weights), each (N,).
 
-        ``loss_mask`` (N,) selects the tokens to which the rules apply, at least one token. ``kept`` (bool) is false for
-        the tokens that ``token_mask`` masks. The penalty weights are for ``kl_cov``; None without ``kl_cov``. A token
-        outside ``loss_mask`` is kept, and its penalty weight is 0.
+        The argument ``loss_mask`` (N,) selects the tokens to which the rules apply, at least one token. kept (bool) is
+        false for the tokens that the setting ``token_mask`` masks. The penalty weights are for the setting ``kl_cov``;
+        None if ``kl_cov`` is not set. A token outside ``loss_mask`` is kept, and its penalty weight is 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -362,9 +364,10 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return ``targets`` with one entry of ``after_action`` per turn (S,), instead of one entry per time step (D,).
+    """Return a copy of ``targets`` in which the tensors ``after_action`` have one entry per turn, not per time step.
 
-    S is ``count``. A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined.
+    These tensors are (D,) in ``targets``, and (S,) in the copy. D is the number of time steps, and S, the number of
+    turns, is ``count``. A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined.
     ``turns`` (D,) is the index of the last turn of each time step. This last turn gets the target and the weight of the
     time step. All other turns get target 0 and weight 0.
     """
@@ -377,5 +380,8 @@ def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTar
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return a tensor (N,): the elements of ``x`` (n,) at the n true places of ``mask``, and 0 elsewhere."""
+    """Return a tensor (N,) that holds the n elements of ``x``, in their order, at the n true places of ``mask``.
+
+    All other elements of the result are 0.
+    """
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)

@@ -54,8 +54,8 @@ class Kl(Component):
     KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest value of the KL estimate k3 at a token (10 in verl). The estimators k1 and k2 do not use k3, and have no
-    bound. With the estimator k3, a token at the bound has no gradient. none: no bound."""
+    """Limit of the KL estimate k3 at a token (10 in verl). A larger estimate is replaced by this number, and has no
+    gradient with the estimator k3. The estimators k1 and k2 do not use k3, and have no limit. none: no limit."""
 
     sync_steps: int = Field(default=0, ge=0)
     """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: the reference policy is always
@@ -88,7 +88,7 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each of n tokens, with gradient: (n,).
+        """Return the estimate of KL(pi || ref) at each of n tokens: (n,). The estimate has a gradient.
 
         Args:
             logprobs: (n,) log pi, under the current policy pi.
@@ -127,9 +127,10 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
+    """Return the batch with a KL penalty subtracted from the reward of each action token.
 
-    mu is the sampler's policy, and ref the reference policy. ``reference_logprobs`` (N,) are log ref.
+    With the token's log-probabilities log mu under the sampler's policy and log ref under the reference policy, the
+    penalty is ``coefficient`` * (log mu - log ref). ``reference_logprobs`` (N,) are log ref, and must not be None.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
@@ -142,12 +143,14 @@ SMALLEST_REST = 1e-7
 
 
 class Distillation(Component):
-    """A term of the loss: the KL divergence of the policy from a teacher, over the teacher's k most likely tokens.
+    """A term of the loss: KL(teacher || policy) over the teacher's k most likely tokens.
 
-        D_t = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
+    p(v) is the teacher's probability of token v, and pi(v) the policy's, at the sampler's temperature. p_rest and
+    pi_rest are the total probabilities of all other tokens. The divergence at a position is
 
-    p is the teacher and pi the policy, both at the sampler's temperature. p_rest and pi_rest are the probabilities of
-    all other tokens together. The policy sampled the tokens (on-policy distillation, arXiv:2306.13649).
+        D = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
+
+    The policy sampled the tokens (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -163,8 +166,8 @@ class Distillation(Component):
     is replaced by 0, without gradient."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Largest divergence at a token (``loss_max_clamp`` in verl). A token above the bound has no gradient. none: no
-    bound."""
+    """Limit of the divergence at a token (``loss_max_clamp`` in verl). A larger divergence is replaced by this number,
+    and has no gradient. none: no limit."""
 
     @property
     def formula(self) -> str:
@@ -173,7 +176,7 @@ class Distillation(Component):
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return the divergence of the policy from the teacher at each of n tokens, with gradient: (n,)."""
+        """Return KL(teacher || policy) over the top k at each of n tokens, with gradient: (n,)."""
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()
@@ -195,9 +198,9 @@ class Correction(Component):
     """
 
     rule: Literal["truncate", "window"] = "truncate"
-    """How the importance weight is computed from the ratio w: the probability under the policy before the update,
-    divided by the probability under the sampler's policy. truncate: min(w, high), truncated importance sampling (TIS).
-    window: w if w is in [low, high], else 0 (IcePop)."""
+    """Formula of the importance weight. The ratio w is the probability under the policy before the update, divided by
+    the probability under the sampler's policy. truncate: min(w, high), truncated importance sampling (TIS). window: w
+    if w is in [low, high], else 0 (IcePop)."""
 
     level: Level = "token"
     """Tokens that share one importance weight. token: each token has its own weight. turn: the tokens of a turn.
@@ -269,7 +272,7 @@ class Rejection(Component):
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return whether each of n tokens is accepted: (n,) bool.
+        """Return for each of n tokens whether the token is accepted: (n,) bool.
 
         Args:
             log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
@@ -281,10 +284,11 @@ class Rejection(Component):
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return (log(pi_old / mu), unit) of each of the n action tokens of a batch, each (n,).
+    """Return (log-ratio, unit): two tensors (n,) for the n action tokens of a batch.
 
-    pi_old is the policy before the update, and mu is the sampler's policy. The unit is the index of the token, its turn
-    or its trajectory, depending on ``level``. ``old_logprobs`` (N,) are log pi_old of all tokens of the batch.
+    The log-ratio of a token is log(pi_old / mu), with the policy pi_old before the update and the sampler's policy mu.
+    The unit is the index of the token, its turn or its trajectory, depending on ``level``. ``old_logprobs`` (N,) holds
+    log pi_old of all N tokens of the batch.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)

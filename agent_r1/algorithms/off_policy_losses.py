@@ -17,30 +17,31 @@ from agent_r1.data.segments import segment_sum
 
 
 class Vespo(PolicyLoss):
-    """The loss of VESPO: -sg(phi(W)) A log pi, with phi(W) = W^k exp(lambda (1 - W)).
+    """The loss of VESPO (arXiv:2602.10693, section 3.4; ``vespo`` in TRL).
 
-    The source is arXiv:2602.10693, section 3.4 (``vespo`` in TRL). A: advantage; sg: stop-gradient; W: product of the
-    importance ratios of a turn or trajectory. phi is 1 at W = 1. k and lambda depend on the sign of A.
+    With the probability pi of a token, its advantage A, the product W of the importance ratios of the token's turn or
+    trajectory, and the stop-gradient sg, the loss is -sg(phi(W)) A log pi. Here phi(W) = W^k exp(lambda (1 - W)), so
+    phi(1) = 1. k and lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k for tokens with advantage A >= 0. A larger k decreases the weight of turns or trajectories with an
-    importance ratio W below 1."""
+    """Exponent k in the weight W^k exp(lambda (1 - W)) of a token with advantage A >= 0. W is the importance ratio of
+    the token's turn or trajectory. If W < 1, a larger k decreases the weight."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda in the formula of the loss, for tokens with advantage A >= 0. A larger lambda decreases the weight of
-    turns or trajectories with an importance ratio W above 1."""
+    """lambda in the weight W^k exp(lambda (1 - W)) of a token with advantage A >= 0. W is the importance ratio of the
+    token's turn or trajectory. If W > 1, a larger lambda decreases the weight."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k for tokens with advantage A < 0. A larger k decreases the weight of turns or trajectories with an
-    importance ratio W below 1."""
+    """Exponent k in the weight W^k exp(lambda (1 - W)) of a token with advantage A < 0. W is the importance ratio of
+    the token's turn or trajectory. If W < 1, a larger k decreases the weight."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda in the formula of the loss, for tokens with advantage A < 0. A larger lambda decreases the weight of turns
-    or trajectories with an importance ratio W above 1."""
+    """lambda in the weight W^k exp(lambda (1 - W)) of a token with advantage A < 0. W is the importance ratio of the
+    token's turn or trajectory. If W > 1, a larger lambda decreases the weight."""
 
     @property
     def formula(self) -> str:
@@ -73,8 +74,8 @@ class Ipo(PolicyLoss):
     regularizes: ClassVar[bool] = True
 
     threshold: float = Field(default=0.1, gt=0)
-    """If the probability of a token changes by more than this number during the update, the loss of the token has only
-    the penalty term, without the term -r A."""
+    """If the probability of a token changes by more than this number during the update, the term -r A (r: importance
+    ratio, A: advantage) is left out of the token's loss. The penalty (see ``drift_coef``) remains."""
 
     drift_coef: float = Field(default=0.001, ge=0)
     """Weight of the penalty (log r)^2 in the loss of a token, with the importance ratio r of the token."""

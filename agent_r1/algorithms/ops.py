@@ -33,7 +33,7 @@ def group_std(x: Tensor, key: Tensor) -> Tensor:
 
 
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
-    """Return whether the standard deviation of ``x`` in the group of each element is above ``MIN_STD``: (N,) bool.
+    """Return for each element whether the standard deviation of ``x`` in its group is above ``MIN_STD``: (N,) bool.
 
     ``key`` (N,) holds the index of each element's group.
     """
@@ -71,9 +71,9 @@ def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
 
 
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return advantage / (standard deviation of ``x`` in the group of each element + epsilon): (N,).
+    """Return advantage / (std + epsilon) for each element: (N,). An advantage of 0 stays 0.
 
-    ``key`` (N,) holds the index of each element's group. An advantage of 0 stays 0.
+    std is the standard deviation of ``x`` in the element's group. ``key`` (N,) holds the index of each element's group.
     """
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
@@ -107,12 +107,14 @@ def whiten(x: Tensor) -> Tensor:
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
     """Return how much each element raises the maximum of a subset of its group, on average: (N,).
 
-        A_i = sum over S of (max S - max of S without i) / (number of subsets of k elements of the group)
+    ``key`` (N,) holds the index of each element's group. Let S run over all subsets of the group that have k elements
+    and contain element i. The result for element i is
 
-    A_i is the result for element i. The sum is over all subsets S of the group that have k elements and contain i (PKPO
-    with the baseline of k - 1 elements, arXiv:2505.15201, equation 33). ``key`` (N,) holds the index of each element's
-    group. If k is the size of the group (default and maximum), A_i of the best element is its lead over the second
-    best, and all other A_i are 0 (arXiv:2503.19595).
+        A_i = sum over S of (max S - max of S without i) / (number of all subsets of k elements of the group)
+
+    This is PKPO with the baseline of k - 1 elements (arXiv:2505.15201, equation 33). If k is the size of the group
+    (default and maximum), A_i of the best element is its lead over the second best, and all other A_i are 0
+    (arXiv:2503.19595).
 
     Example:
         marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
@@ -173,6 +175,8 @@ def generalized_advantages(
 ) -> Tensor:
     """Return the generalized advantage estimate A_t (GAE) of each element: (N,) (arXiv:1506.02438, equation 16).
 
+    The elements are grouped into units, which are turns or trajectories. Within a unit:
+
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
 
@@ -180,7 +184,7 @@ def generalized_advantages(
         rewards: (N,) r_t.
         values: (N,) V_t, the value of the state before each element.
         final_values: (units,) the value after the last element of each unit: 0 if the episode terminated, the critic's
-            value if it was truncated.
+            value if the episode was truncated.
         unit: (N,) the index of the turn or trajectory of each element.
         gamma: The discount.
         lam: lambda, one number or (N,), equal for all elements of a unit.
@@ -249,9 +253,9 @@ def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
     """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative. Without ``bound``, the
-    estimate is unbiased, and its expected gradient is the gradient of the reverse divergence KL(q || pi). A value above
-    ``bound`` becomes ``bound``, without gradient.
+    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative. A value above ``bound``
+    is replaced by ``bound``, and has no gradient. Without ``bound``, the estimate of KL(pi || q) is unbiased, but its
+    expected gradient is the gradient of the reverse divergence KL(q || pi).
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -282,11 +286,11 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 
 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
-    """Return the loss weight of each of n tokens: (n,) float64. Units without tokens are not counted.
+    """Return the loss weight of each of n tokens: (n,) float64.
 
     Args:
         unit: (n,) the index of each token's unit (turn, trajectory or group, depending on ``aggregation``).
-        aggregation: the formula of the weight.
+        aggregation: the formula of the weight. The number of units does not include units without tokens.
             ``token_mean``: 1 / n.
             ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit).
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783).
@@ -307,10 +311,12 @@ def mean_weights(mask: Tensor) -> Tensor:
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return the value loss of PPO for each state: 0.5 * max((V - G)^2, (V_clipped - G)^2).
+    """Return the value loss of PPO for each state. The result has the shape of ``values``.
 
-    V is from ``values``, and G from ``target``. V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``] with
-    V_old from ``old_values``. The result has the shape of ``values``.
+    For a state, let V be the element of ``values``, V_old the element of ``old_values``, and G the element of
+    ``target``. V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``]. The loss is
+
+        0.5 * max((V - G)^2, (V_clipped - G)^2)
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())

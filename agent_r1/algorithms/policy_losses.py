@@ -51,14 +51,17 @@ class PolicyLoss(Component, ABC):
         """
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return whether each token is clipped or masked, for the metric ``clip_fraction``: (n,) bool."""
+        """Return for each token whether the token is clipped or masked: (n,) bool. The metric ``clip_fraction`` uses
+        the result.
+        """
         return torch.zeros_like(advantage, dtype=torch.bool)
 
 
 class Clip(PolicyLoss):
-    """The clipped loss of PPO: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (arXiv:1707.06347, equation 7).
+    """The clipped loss of PPO (arXiv:1707.06347, equation 7).
 
-    r is the importance ratio, and A is the advantage. A larger ``clip_high`` than ``clip_low`` is the "clip-higher" of
+    With the advantage A of a token and its importance ratio r, the loss is
+    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). A larger ``clip_high`` than ``clip_low`` is the "clip-higher" of
     DAPO (arXiv:2503.14476). ``dual_clip`` is from dual-clip PPO (arXiv:1912.09729).
     """
 
@@ -91,7 +94,10 @@ class Clip(PolicyLoss):
 
 
 class PolicyGradient(PolicyLoss):
-    """The loss of REINFORCE: -A log pi (Williams 1992), with the advantage A."""
+    """The loss of REINFORCE (Williams 1992).
+
+    With the probability pi of a token and its advantage A, the loss is -A log pi.
+    """
 
     name: Literal["policy_gradient"] = "policy_gradient"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
@@ -106,9 +112,10 @@ class PolicyGradient(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """The importance-weighted policy gradient -sg(min(r, max_ratio)) A log pi: AIPO of LlamaRL (arXiv:2505.24034).
+    """The importance-weighted policy gradient: AIPO of LlamaRL (arXiv:2505.24034).
 
-    r: importance ratio; A: advantage; sg: stop-gradient.
+    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
+    -sg(min(r, max_ratio)) A log pi.
     """
 
     name: Literal["importance_sampling"] = "importance_sampling"
@@ -126,9 +133,10 @@ class ImportanceSampling(PolicyLoss):
 
 
 class Cispo(PolicyLoss):
-    """The loss of CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (arXiv:2506.13585, equation 4).
+    """The loss of CISPO (arXiv:2506.13585, equation 4).
 
-    r: importance ratio; A: advantage; sg: stop-gradient. A token with a clipped ratio still has a gradient.
+    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
+    -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi. A token with a clipped ratio still has a gradient.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -152,9 +160,10 @@ class Cispo(PolicyLoss):
 
 
 class Topr(PolicyLoss):
-    """The loss of TOPR: -A log pi if A > 0, else -sg(min(r, 1)) A log pi (arXiv:2503.14286).
+    """The loss of TOPR, tapered off-policy REINFORCE (arXiv:2503.14286).
 
-    r: importance ratio; A: advantage; sg: stop-gradient. TOPR stands for tapered off-policy REINFORCE.
+    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
+    -A log pi if A > 0, else -sg(min(r, 1)) A log pi.
     """
 
     name: Literal["topr"] = "topr"
@@ -169,20 +178,21 @@ class Topr(PolicyLoss):
 
 
 class Sapo(PolicyLoss):
-    """The loss of SAPO: -(4 / tau) sigmoid(tau (r - 1)) A, a smooth function instead of a clip (arXiv:2511.20347).
+    """The loss of SAPO, with a smooth function instead of a clip (arXiv:2511.20347).
 
-    r is the importance ratio, and A is the advantage. tau depends on the sign of A.
+    With the advantage A of a token, its importance ratio r, and the temperature tau, the loss is
+    -(4 / tau) sigmoid(tau (r - 1)) A. tau is ``tau_positive`` if A > 0, else ``tau_negative``.
     """
 
     name: Literal["sapo"] = "sapo"
 
     tau_positive: float = Field(default=1.0, gt=0)
-    """tau for tokens with a positive advantage. With a larger tau, the gradient decreases faster away from importance
-    ratio 1."""
+    """tau for tokens with a positive advantage. With a larger tau, the gradient decreases faster if the importance
+    ratio moves away from 1."""
 
     tau_negative: float = Field(default=1.05, gt=0)
-    """tau for tokens with a negative advantage. With a larger tau, the gradient decreases faster away from importance
-    ratio 1."""
+    """tau for tokens with a negative advantage. With a larger tau, the gradient decreases faster if the importance
+    ratio moves away from 1."""
 
     @property
     def formula(self) -> str:
@@ -194,10 +204,11 @@ class Sapo(PolicyLoss):
 
 
 class Dppo(PolicyLoss):
-    """The loss of DPPO, Binary-TV: -sg(min(r, max_ratio)) A log pi, or 0 for a masked token (arXiv:2602.04879).
+    """The loss of DPPO, Binary-TV (arXiv:2602.04879).
 
-    r: importance ratio; A: advantage; sg: stop-gradient; pi_old: probability before the update. A token is masked in
-    two cases:
+    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
+    -sg(min(r, max_ratio)) A log pi, or 0 for a masked token. pi_old is the probability of the token before the update.
+    A token is masked in two cases:
 
         A > 0 and pi - pi_old > clip_high
         A <= 0 and pi_old - pi > clip_low
@@ -232,10 +243,11 @@ class Dppo(PolicyLoss):
 
 
 class Gmpo(PolicyLoss):
-    """The loss of GMPO: -A times the geometric mean of clipped importance ratios (arXiv:2507.20673, equation 4).
+    """The loss of GMPO (arXiv:2507.20673, equation 4).
 
-    The mean is over the tokens of a turn or trajectory, and A is the advantage. Each log-ratio is clipped to at most
-    ``clip_log_ratio`` if A > 0, else to at least -``clip_log_ratio``. A clipped token has no gradient.
+    With the advantage A of a token, the loss is -A times the geometric mean of the clipped importance ratios in the
+    token's turn or trajectory. Each log-ratio is clipped to at most ``clip_log_ratio`` if A > 0, else to at least
+    -``clip_log_ratio``. A clipped token has no gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"

@@ -115,11 +115,11 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a stand-in for the algorithm ``name`` of a stored run, if no algorithm of this name exists any more.
+    """Return a stand-in for an algorithm that a stored run used and that does not exist any more.
 
-    ``settings`` are the algorithm's settings in the stored run. The result has the fields ``DESCRIPTIVE`` from
-    ``settings``, such as the paper. The components of the result are placeholders: the caller replaces each of them by
-    the component in ``settings``. Return None if ``settings`` lacks a component.
+    ``name`` is the name of the algorithm, and ``settings`` are its settings in the stored run. The stand-in gets this
+    name, and the paper and the deviations from ``settings``. The components of the stand-in are placeholders: the
+    caller replaces each of them by the component in ``settings``. Return None if ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
@@ -172,10 +172,11 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the value of the field ``name`` of ``component`` after the settings ``given`` are applied.
+    """Return the new value of a field of ``component``. ``name`` is the name of the field.
 
-    The key "" in ``given`` names what the field holds, for example a loss. All other keys are settings of this loss.
-    The messages of errors put ``prefix`` before ``name``.
+    ``given`` has the new settings. The key "" stands for the field itself: the entry is a plain value, such as a
+    number, or the name of a component, such as "cispo". All other keys are settings of the component in the field.
+    Error messages put ``prefix`` before ``name``.
 
     Example:
         For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
@@ -201,8 +202,8 @@ def _choose(value: object, options: Mapping[str, type[Component]], optional: boo
 
     - None, if ``value`` is "none" or None and the field is ``optional``.
     - ``value``, if ``options`` is empty. Then the field holds a plain value, such as a number, and no component.
-    - Otherwise a component: the class that ``options`` has for the name ``value``, with default settings. Raise
-      InvalidInput if ``options`` has no such name.
+    - Otherwise a component with default settings: an instance of the class ``options[value]``. Raise InvalidInput if
+      ``options`` has no key ``value``.
     """
     if optional and value in (None, NONE):
         return None

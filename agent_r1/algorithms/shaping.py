@@ -64,7 +64,7 @@ class Filters(Component):
         return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return for each sample the reason to exclude it from the loss, or None."""
+        """Return one entry per sample: the reason to exclude the sample from the loss, or None."""
         active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
         by_filter = [filter_fn(samples) for filter_fn in active]
         return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
@@ -86,12 +86,13 @@ class Filters(Component):
 class SoftOverlong(Component):
     """A penalty for long trajectories: the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13).
 
+    |y| is the number of action tokens of a trajectory, L_max is ``max_tokens``, and L_cache is ``cache_tokens``:
+
         R_length = 0                                  if |y| <= L_max - L_cache
                    ((L_max - L_cache) - |y|) / L_cache  if L_max - L_cache < |y| <= L_max
                    -1                                 if |y| > L_max
 
-    |y| is the number of action tokens, L_max is ``max_tokens``, and L_cache is ``cache_tokens``. R_length * ``penalty``
-    is added to the outcome reward. The defaults are from the paper.
+    R_length * ``penalty`` is added to the outcome reward. The defaults are from the paper.
     """
 
     max_tokens: int = Field(default=20480, ge=1)
@@ -119,16 +120,19 @@ class RewardShaping(Component):
     """Changes of rewards before the advantages are computed."""
 
     length: float = Field(default=0.0, ge=0)
-    """Weight w of the penalty for long trajectories. The penalty w * max(0, mean return of the group) * (action tokens
-    of the trajectory / most action tokens of a trajectory in the group) is subtracted from the outcome reward."""
+    """Weight w of the penalty for long trajectories, which is subtracted from the outcome reward. The penalty is w *
+    max(0, mean return of the group) * (number of action tokens of the trajectory / largest number of action tokens of
+    any trajectory in the group)."""
 
     turns: float = Field(default=0.0, ge=0)
-    """Weight w of the penalty for turns. The penalty w * max(0, mean return of the group) * (turns of the trajectory /
-    most turns of a trajectory in the group) is subtracted from the outcome reward."""
+    """Weight w of the penalty for turns, which is subtracted from the outcome reward. The penalty is w * max(0, mean
+    return of the group) * (number of turns of the trajectory / largest number of turns of any trajectory in the
+    group)."""
 
     process_scale: Literal["none", "largest"] = "none"
-    """How process rewards are scaled. For each token, G is the sum of the trajectory's process rewards from the token
-    on. none: no scaling. largest: divided by the largest |G| in the batch (arXiv:2511.14460)."""
+    """How process rewards are scaled. none: no scaling. largest: division by the largest absolute return to go in the
+    batch (arXiv:2511.14460). The return to go of a token is the sum of the process rewards from this token to the end
+    of the trajectory."""
 
     overlong: SoftOverlong | None = None
 
@@ -162,9 +166,10 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return the penalty (0 or negative) of each trajectory for many action tokens and many turns: (M,).
+        """Return one penalty per trajectory, 0 or negative: (M,).
 
-        The settings ``length`` and ``turns`` give the formulas. ``lengths`` (M,) are numbers of action tokens.
+        The penalties depend on the number of action tokens (``lengths``, (M,)) and on the number of turns. The fields
+        ``length`` and ``turns`` describe the formulas.
         """
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
@@ -192,8 +197,7 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Return for each sample a reason to exclude it if it is stale, else None.
-
+    """Return one entry per sample: if the sample is stale, a reason to exclude the sample; otherwise None.
     A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the version of
     the current weights.
     """
@@ -202,7 +206,9 @@ def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[s
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return for each sample a reason to exclude it if its group has no return of a greedy attempt, else None."""
+    """Return one entry per sample: if its group has no return of a greedy attempt, a reason to exclude the sample;
+    otherwise None.
+    """
     return [
         None
         if sample.greedy_return is not None
@@ -212,12 +218,12 @@ def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return for each sample a reason to exclude it if its trajectory was truncated, else None."""
+    """Return one entry per sample: if its trajectory was truncated, a reason to exclude the sample; otherwise None."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return for each sample a reason to exclude it if it has an empty turn, else None.
+    """Return one entry per sample: if the sample has an empty turn, a reason to exclude the sample; otherwise None.
 
     A turn is empty if all its calls are unreadable, or if it has no calls and its text is empty or cut off.
     """
@@ -232,13 +238,16 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Return for each sample a reason to exclude it if its return is below ``threshold``, else None."""
+    """Return one entry per sample: if its return is below ``threshold``, a reason to exclude the sample; otherwise
+    None.
+    """
     returns, _ = _returns(samples)
     return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return for each sample a reason to exclude it if the returns of its group vary little, else None.
+    """Return one entry per sample: if the returns of its group vary little, a reason to exclude the sample; otherwise
+    None.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
     Ties go to the earlier group.

@@ -39,7 +39,7 @@ class TokenMask(Component, ABC):
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return whether each of the n tokens has a policy loss: (n,) bool.
+        """Return for each of the n tokens whether the token has a policy loss: (n,) bool.
 
         Args:
             batch: The batch, reduced to the n tokens.
@@ -49,18 +49,19 @@ class TokenMask(Component, ABC):
 
 
 class SecondMoment(TokenMask):
-    """A rule that masks the tokens with the largest (log(pi_old / mu))^2: M2PO (arXiv:2510.01161).
+    """A rule that masks the tokens whose probabilities differ most in trainer and sampler: M2PO (arXiv:2510.01161).
 
-    pi_old is the policy before the update, and mu is the sampler's policy. Tokens are masked until the mean of
-    (log(pi_old / mu))^2 over all unmasked tokens is at most ``threshold`` (``_apply_m2po_masking`` in AReaL).
+    pi_old is the policy before the update, and mu is the sampler's policy. The tokens with the largest
+    (log(pi_old / mu))^2 are masked, until the mean of (log(pi_old / mu))^2 over all unmasked tokens is at most
+    ``threshold`` (``_apply_m2po_masking`` in AReaL).
     """
 
     name: Literal["second_moment"] = "second_moment"
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Tokens are masked until the mean of (log(pi_old / mu))^2 over all other tokens is at most this number. pi_old is
-    the policy before the update, and mu the sampler's policy."""
+    """Largest allowed mean of (log(pi_old / mu))^2 over the tokens that are not masked. pi_old is the policy before the
+    update, and mu is the sampler's policy. Tokens are masked until the mean is allowed."""
 
     @property
     def formula(self) -> str:
@@ -168,21 +169,20 @@ class KlCov(Component):
 class OffPolicyMask(Component):
     """Off-policy sequence masking of DeepSeek-V3.2 (arXiv:2512.02556, equation 9).
 
-        M = 0 if A < 0 and the mean of log(mu / pi) over the trajectory > threshold, else 1
-
-    A token with M = 0 is masked (A: its advantage; mu: sampler's policy; pi: policy in the current minibatch).
+    A is the advantage of a token, mu the sampler's policy, and pi the policy in the current minibatch. The token is
+    masked if A < 0 and the mean of log(mu / pi) over the trajectory is above ``threshold``.
     """
 
     threshold: float = Field(default=0.5, gt=0)
     """Limit of the mean of log(mu / pi) over a trajectory, with the sampler's policy mu and the current policy pi. If
-    the mean is above the limit, each token of the trajectory whose advantage is negative is masked."""
+    the mean is above the limit, all tokens with a negative advantage are masked in this trajectory."""
 
     @property
     def formula(self) -> str:
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return whether each of the n tokens of a micro-batch has a policy loss: (n,) bool.
+        """Return for each of the n tokens of a micro-batch whether the token has a policy loss: (n,) bool.
 
         The micro-batch must hold whole trajectories. ``advantage`` (n,) holds the advantages of the tokens.
         """
@@ -195,10 +195,10 @@ class OffPolicyMask(Component):
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
     """Return the contribution of each of n tokens to the covariance of advantage A and log-probability: (n,).
 
-        cov = (A - mean A) (log pi_old - mean log pi_old)
+    log pi_old is the log-probability under the policy before the update. If this log-probability was not computed, the
+    sampler's log-probability replaces it. The means are over the n tokens:
 
-    The means are over the n tokens. pi_old is the policy before the update, or the sampler's policy if log pi_old was
-    not computed.
+        cov = (A - mean A) (log pi_old - mean log pi_old)
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())

@@ -19,10 +19,11 @@ Metrics = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateValues:
-    """One number for each state of a batch. There are N states before tokens, and S states after the actions of turns.
+    """One number for each state of a batch.
 
-    The numbers are of one kind in each object of this class: the critic's values, or the critic's targets, or the
-    weights of the states in the critic's loss.
+    There is one state before each of the N tokens, and one state after the action of each of the S turns. An object of
+    this class holds numbers of one kind: the critic's values, or the critic's targets, or the weights of the states in
+    the critic's loss.
     """
 
     before_token: Tensor
@@ -143,13 +144,13 @@ class TokenOutputs:
     old_values: StateValues | None = None
     """The critic's values of all states of the micro-batch, before the update. None without a critic."""
     sampler_logprobs: Tensor | None = None
-    """(n,) log-probabilities that the sampler recorded for the action tokens. Observation tokens were not sampled, and
-    have their log-probability under the current policy, without gradient."""
+    """(n,) log-probability of each token. For action tokens, the log-probability that the sampler recorded. For
+    observation tokens, which were not sampled, the log-probability under the current policy, without gradient."""
     trajectory: Tensor | None = None
-    """(n,) int64 index of each token's unit, for the means of ``off_policy_mask``. None without ``off_policy_mask``.
+    """(n,) int64 indices. ``off_policy_mask`` averages the log-ratios over all tokens that have the same index. None
+    without ``off_policy_mask``.
 
-    The action tokens of a trajectory are one unit, and the observation tokens of the trajectory are another unit.
-    ``off_policy_mask`` computes one mean of log-ratios per unit.
+    The action tokens of a trajectory have one index, and the observation tokens of the trajectory have another index.
     """
     top_logprobs: Tensor | None = None
     """(n, k) the current policy's log-probabilities of the teacher's k most likely tokens. None without

@@ -39,7 +39,7 @@ def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
     """Yield a message for each problem: components that do not fit together, or a setting without effect.
 
     Example:
-        "ratio_denominator sampler has no effect: loss policy_gradient has no ratio"
+        "filters.greedy needs a greedy attempt, which this advantage does not use"
     """
     yield from _ratio(algorithm)
     yield from _masks(algorithm)

@@ -25,8 +25,9 @@ from agent_r1.export import ExportConfig, ExportReport, export_run
 def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_json: bool) -> None:
     """Write a run in the formats of other tools.
 
-    RUN is a name in runs/, or a folder. Its model, adapter, trajectories or metrics are written to the new folder OUT.
-    If the command fails, OUT is not changed.
+    RUN is a name in runs/, or a folder. The model, adapter, trajectories or metrics of the run are written to the
+    folder OUT, which must not exist yet (see --force). If writing fails, OUT is not created, and an existing OUT is
+    not changed.
     """
     config = resolve(ExportConfig, [settings])
     if public and not config.push:

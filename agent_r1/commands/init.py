@@ -24,7 +24,8 @@ SUFFIX = ".template"
 def init(folder: Path, as_json: bool) -> None:
     """Write a new project that can be trained at once.
 
-    NAME becomes a folder with an agent (a tool, a reward, tasks), its test, its settings, and a README.
+    NAME is the new folder of the project. The folder gets an agent (a tool, a reward, tasks), a test of the agent,
+    settings, and a README.
     """
     written = write_project(folder)
     run = f"cd {shlex.quote(str(folder))} && agent-r1 train agent.py --config train.toml"

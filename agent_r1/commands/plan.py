@@ -29,14 +29,14 @@ settings are refused, because the plan uses no measured times of engine and trai
 @config_option
 @json_option
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
-    """Predict the memory and the step time of a run, on GPUs or on the machine of recorded runs.
+    """Predict the step time of a planned run on GPUs or on the machine of recorded runs; on GPUs, also the memory.
 
     RUN is the name or the folder of a recorded run. The prediction uses the attempts, the times of the environments and
-    the settings of the first RUN. Settings that you give replace the settings of the RUN.
+    the settings of the first RUN. Settings that you give replace the settings of the first RUN.
 
     With --gpu, the times of engine and trainer are computed for a GPU. Without --gpu, these times are taken from the
-    profiles of all RUNs. Then each RUN must have used the embedded engine and --profile. Several runs with different
-    batch sizes make the prediction more precise.
+    profiles of all RUNs. In this case, each RUN must have used the embedded engine and --profile. Several RUNs with
+    different batch sizes make the prediction more precise.
     """
     layers = with_file(settings, config_file)
     folders = [run_folder(str(run)) for run in runs]

@@ -1,4 +1,4 @@
-"""Find the run that an argument of a command names."""
+"""Find the folder of a run from the argument of a command: the name or the path of the run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RUNS = Path("runs")
 def named_folder(run: str) -> Path:
     """Return the folder that the argument ``run`` means.
 
-    A path, such as ``/data/demo``, means this folder. A name, such as ``demo``, means the folder ``runs/demo``, or the
-    folder ``demo`` if only this folder exists.
+    If ``run`` contains a slash, such as ``/data/demo``, ``run`` is the path of the folder. If ``run`` is a name, such
+    as ``demo``, the folder is ``runs/demo``, or ``demo`` if the folder ``demo`` exists and ``runs/demo`` does not.
     """
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder

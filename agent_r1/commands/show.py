@@ -71,8 +71,8 @@ def show(
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
-    Without ATTEMPT, options such as --step list the attempts that fit. With such an option, a word means one of the
-    attempts that fit: 'worst --step 20' is the worst attempt of step 20.
+    Without ATTEMPT, an option such as --step prints a list of the matching attempts. With such an option, a word means
+    one of the matching attempts: 'worst --step 20' is the worst attempt of step 20.
     """
     if sum((metric is not None, lists, critic, attempt is not None)) > 1:
         do = "give one of ATTEMPT, --metric, --attempts and --critic"
@@ -102,8 +102,8 @@ def show(
 def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -> bool:
     """Return whether the user gave an option that asks for a list of attempts, such as ``--limit 5``.
 
-    Without an attempt, conditions such as ``--status failed`` also ask for a list. With an attempt, conditions do not:
-    ``show RUN worst --status failed`` shows one attempt, the worst failed attempt.
+    If the user named no attempt, a condition such as ``--status failed`` also asks for a list. If the user named an
+    attempt, a condition does not: ``show RUN worst --status failed`` shows one attempt, the worst failed attempt.
 
     Raise InvalidInput if an option that asks for a list is combined with an attempt, a metric or ``--critic``.
     """
@@ -174,7 +174,10 @@ def _show_attempt(
 
 
 def _print(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print ``data`` as JSON, or ``text``. In JSON, numbers that are not finite become null."""
+    """Print ``data`` as JSON if ``as_json`` is true. Otherwise, print ``text``.
+
+    In JSON, numbers that are not finite become null.
+    """
     print_result(as_json, _finite(data) if as_json else data, text)
 
 

@@ -1,4 +1,4 @@
-"""The report of an attempt: its conversation with tools and rewards, its group, and its tokens."""
+"""The report of an attempt: its conversation (with tool calls and rewards), its group, and its tokens."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class AttemptReport:
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
-        record_tokens: the run's setting of this name. It tells why tokens can be missing: in each step, the tokens of
-            only so many groups are recorded.
+        record_tokens: the run's setting ``record_tokens``, the maximum number of groups per step for which the
+            trainer's numbers of each token, such as advantages, are recorded. In other groups, these numbers are
+            missing.
         values: the critic's value of the state before each action, by the index of the turn.
     """
 

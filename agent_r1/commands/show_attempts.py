@@ -42,10 +42,12 @@ def short_id(attempt: AttemptId) -> str:
 
 
 def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilter) -> AttemptSummary:
-    """Return the attempt that meets the conditions ``where`` and is named by one of:
+    """Return the attempt that the argument ``name`` names, among the attempts that the filter ``where`` selects.
 
-    - its id, such as ``3.0.0:style-a/7``
-    - the beginning of its id, such as ``3.0``, if this text fits only one attempt
+    ``name`` is one of:
+
+    - the id of the attempt, such as ``3.0.0:style-a/7``
+    - the beginning of the id, such as ``3.0``, if this text fits only one attempt
     - a word of ``WORDS``, such as ``best`` or ``failed``
 
     Raise InvalidInput if no attempt or more than one attempt fits.

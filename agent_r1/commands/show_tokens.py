@@ -183,7 +183,10 @@ def _format(value: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text of a token in one line. Line breaks, tabs, and spaces at the ends become visible characters."""
+    """Return the text of a token as one line. Line breaks and tabs become visible characters.
+
+    If the line begins or ends with a space, all spaces in the line become visible characters too.
+    """
     line = _without_breaks(text)
     return line.replace(" ", "␣") if line != line.strip() or not line else line
 

@@ -87,7 +87,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return the task set with the name ``name``, or the task set that the file ``name`` (``.py``) defines."""
+    """Return a task set. ``name`` is the name of a built-in task set, or the path of a ``.py`` file with a task set."""
     if name.endswith(".py"):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)

@@ -25,7 +25,7 @@ Curve = Mapping[int, float]
 
 
 def safe(text: str, style: str = "") -> Text:
-    """Return ``text`` with each control character replaced by a visible character, in a style such as "bold"."""
+    """Return ``text`` in a style such as "bold". Each control character is replaced by a visible character."""
     return Text(visible(text), style)
 
 

@@ -36,8 +36,8 @@ DEFAULT_PORT = 8765
 def view(runs: Sequence[str], port: int, opens: bool) -> None:
     """Show runs in a browser, also while they train. RUN is a name in runs/, a folder of a run, or a folder of runs.
 
-    Without RUN, all runs in runs/ are shown. The printed address is the page of the run if there is one RUN, and the
-    list of runs otherwise. The pages are served on this machine only, to browsers with the token in this address.
+    Without RUN, all runs in runs/ are shown. If RUN is a single run, the printed address is the page of this run,
+    otherwise the list of runs. The pages are served on this machine only, to browsers with the token in this address.
     """
     from agent_r1.viewer import Catalog, ViewerServer, create_app
     from agent_r1.viewer.app import run_path

@@ -97,8 +97,8 @@ class ExecutesCode(Protocol):
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
     """Return the weakest sandbox in ``levels``: the first text that begins with "none", otherwise the first text.
 
-    ``levels`` has the attribute :attr:`ExecutesCode.sandbox` of each component: a text, or None if the component
-    executes no code. If there is no text, return None.
+    Each item of ``levels`` is the :attr:`ExecutesCode.sandbox` of one component: a text, or None if the component
+    executes no code. If all items are None, return None.
 
     Example:
         >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])

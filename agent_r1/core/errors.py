@@ -69,7 +69,8 @@ class Interrupted(KeyboardInterrupt):
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
     """Return ``value`` as text for an error message.
 
-    A text of more than ``most`` characters is cut to ``most // 2`` characters, and its length is appended.
+    If the text is longer than the limit (the argument ``most``, in characters), the text is cut to ``most // 2``
+    characters, and the length of the whole text is appended.
     """
     try:
         text = str(value)

@@ -22,7 +22,7 @@ MAX_ASPECT_RATIO = 100
 """The maximum ratio of the longer side to the shorter side. Image processors refuse larger ratios."""
 
 MAX_IMAGE_PIXELS = 2**25
-"""7680 x 4320 pixels, which take 100 MB when decoded."""
+"""The maximum number of pixels in an image: slightly more than 7680 x 4320 pixels, which take 100 MB when decoded."""
 
 FORMATS = "PNG, JPEG, GIF or WebP"
 
@@ -175,7 +175,7 @@ def _little(data: bytes, start: int, count: int) -> int:
 def _parse_png(data: bytes) -> tuple[int, int, int]:
     """Return (width, height, offset of the file's end).
 
-    A PNG consists of chunks: length, type, content and checksum.
+    A PNG consists of chunks. Each chunk has a length, a type, content and a checksum.
     """
     position = 8
     if _take(data, 12, 4) != b"IHDR":
@@ -196,7 +196,10 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end). A JPEG consists of segments: FF, marker, length and content."""
+    """Return (width, height, offset of the file's end).
+
+    A JPEG consists of segments. Each segment has the byte FF and a marker. Most segments have a length and content too.
+    """
     position, width, height = 2, 0, 0
     while True:
         if data[position] != 0xFF:

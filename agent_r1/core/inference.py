@@ -98,7 +98,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """Consecutive tokens of a completion that one version of the weights sampled.
+    """Consecutive tokens of a completion, all sampled with the same version of the weights.
 
     ``start`` is the index of the first token. The span ends where the next span starts.
     """

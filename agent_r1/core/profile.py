@@ -51,10 +51,11 @@ class Part(Enum):
 
 
 _EXCLUSIVE = frozenset({Part.VALIDATION})
-"""Parts that get all of the wall time while they are active."""
+"""Parts for which all of the time counts while they are active."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
-"""Parts that often only wait, for example for a server. While any other part is active, these parts get no time."""
+"""Parts that often only wait, for example for a server. While any other part is active, no time counts for these parts.
+"""
 
 SECONDS, CPU_SECONDS = "profile/", "profile_cpu/"
 """Prefixes of the names under which a run records the wall and CPU seconds of each part."""
@@ -162,8 +163,8 @@ class StepProfiler:
 
     Time counts for the active part. Several active parts share the time equally, with two exceptions:
 
-    - While a validation is active, the validation gets all of the time.
-    - Tools, rewards, servers and ranks often only wait. While any other part is active, these four get no time.
+    - While a validation is active, all of the time counts for the validation.
+    - Tools, rewards, servers and ranks often only wait. While any other part is active, no time counts for these four.
 
     If no part is active, CPU time counts as "other", and the rest as "waiting".
 

@@ -15,7 +15,7 @@ Responder = Callable[[tuple[Message, ...], int], Message]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolution:
-    """One way to solve a task, right or wrong. ``respond`` acts in place of the policy.
+    """One way to solve a task, right or wrong. ``respond`` writes the messages, instead of the policy.
 
     Example:
         ReferenceSolution(name="guess", respond=script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
@@ -32,8 +32,8 @@ class ReferenceSolutions:
     Attributes:
         gold: right solutions. Each must reach every number in ``expected_rewards``.
         wrong: wrong solutions. Each must stay below every number in ``expected_rewards``.
-        expected_rewards: the smallest sum of each reward over an episode, by name. Leave out rewards that a wrong
-            solution can also earn, such as a reward for any search.
+        expected_rewards: a number for each reward, by name. The sum of the reward over an episode is compared with this
+            number. Leave out rewards that a wrong solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _scope: ContextVar[tuple[object, ...]] = ContextVar("user_code_scope", default=())
-"""The scope of the current code: the calls of user code inside which the code runs, the outermost call first.
+"""The scope of the current code: the nested calls of user code that led to the current code, the outermost call first.
 
 The code of the run itself has the scope (). A tool that an environment calls has the scope (environment, tool). Each
 call is represented by a new object.
@@ -25,7 +25,8 @@ call is represented by a new object.
 class ProtectedTask(asyncio.Task[T]):
     """An asyncio task with a scope. The scope decides which code can cancel the task.
 
-    All code has a scope, too. The scope lists the calls of user code in which the code runs, the outermost call first:
+    All code has a scope, too. The scope lists the nested calls of user code that led to the code, the outermost call
+    first:
 
     - The code of the run itself has the scope ().
     - An environment has the scope (environment,).
@@ -66,7 +67,7 @@ def user_code_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start ``work`` in a :class:`ProtectedTask`, and return the task. The caller can cancel the task.
 
-    User code that ``work`` calls, such as a tool, cannot cancel the task.
+    If ``work`` runs user code, such as a tool, with :func:`user_code_task`, the user code cannot cancel the task.
     """
     return ProtectedTask(work, _scope.get())
 

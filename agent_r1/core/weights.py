@@ -71,8 +71,9 @@ class WeightUpdate:
 
     Attributes:
         version: the version that an engine serves after the update.
-        handle: the module ("shared_memory"), the folder ("safetensors"), the :class:`AdapterFolders` ("lora") or the
-            name of the process group ("nccl").
+        transport: how the engine obtains the weights (see :data:`Transport`).
+        handle: depends on ``transport``. "shared_memory": the module. "safetensors": the folder. "lora": the
+            :class:`AdapterFolders`. "nccl": the name of the process group.
         canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
 
     Example:

@@ -146,7 +146,7 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return (a batch with D joined turns, the index of the last original turn in each joined turn: (D,)).
+        """Return a pair: a batch with D joined turns, and the index of the last original turn in each joined turn (D,).
 
         Each summary turn is joined with the next acting turn of its trajectory. If no acting turn follows, the summary
         turn is joined with the last acting turn. So the S original turns become D joined turns.
@@ -353,7 +353,7 @@ def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
     """Return the id of the state before each of the S turns with action tokens: (S,).
 
     A state is the role, text and images of each message in the last observation. Before the first observation, the
-    opening messages are used instead. Turns of different groups never have the same state.
+    opening messages are used instead. Equal states of different groups get different ids.
     """
     ids: dict[object, int] = {}
     found: list[int] = []

@@ -1,8 +1,8 @@
 """Prefix sharing: tokens with which several sequences begin are computed only once.
 
-First, the tokens with which all sequences begin, such as the system prompt, are cut off. The models compute their keys
-and values once, and all micro-batches read them. Second, shortened sequences that begin with equal tokens, such as
-attempts at one task, become the branches of one tree of tokens.
+First, the tokens with which all sequences begin, such as the system prompt, are cut off. The keys and values of these
+tokens are computed once, and all micro-batches read the result. Second, if the remaining tokens of several sequences
+begin with equal tokens, as in attempts at one task, the sequences become the branches of one tree of tokens.
 
 Sequences with images share nothing: different images can have equal tokens, and the position of a token can differ from
 its depth in the tree.
@@ -54,10 +54,11 @@ class PrefixSharing:
     by_parts: bool = False
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
-        """Return (prefix, blocks): the common first tokens of all sequences (S,), and the blocks without the prefix.
+        """Return (prefix, blocks): the first tokens that all sequences share, and the blocks without these tokens.
 
-        In the returned blocks, sequences that begin with equal tokens are merged if this saves time
-        (:func:`merge_sequences`). A merged sequence has at most ``max_tokens`` tokens, including the prefix.
+        The prefix has the shape (S,). S is 0 if the sequences share no prefix. In the returned blocks, sequences that
+        begin with equal tokens are merged if merging saves time (:func:`merge_sequences`). A merged sequence and the
+        prefix have at most ``max_tokens`` tokens together.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -104,10 +105,11 @@ class PrefixSharing:
         return parts
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
-        """Return the estimated cost of reading T = ``tokens`` tokens after S = ``prefix`` tokens: T * (6 E + C).
+        """Return the estimated cost T * (6 E + C) of reading T = ``tokens`` tokens after S = ``prefix`` tokens.
 
-        E is ``width``. C is the average number of tokens with which attention compares a token: S + T / 2 if attention
-        is ``causal``. Otherwise C is S + T, because a mask hides tokens only after the comparison.
+        E is ``width``. C is the average number of tokens with which attention compares a token. If ``causal`` is true,
+        attention skips later tokens, and C is S + T / 2. If ``causal`` is false, attention compares each token with all
+        S + T tokens, and then hides some results with a mask. So C is S + T.
 
         The cost is the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take
         12 E^2 multiplications, and attention takes 2 E C multiplications.

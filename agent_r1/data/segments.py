@@ -1,7 +1,7 @@
 """Segment reductions: sums, means, maxima and indices per unit.
 
-A unit is the turn or trajectory of a token, or the group of a trajectory. The functions take the elements (N,) and the
-index of each element's unit, ``unit`` (N,). Indices begin with 0.
+The elements are tokens or trajectories. The unit of a token is its turn or its trajectory. The unit of a trajectory is
+its group. In the arguments, ``unit`` (N,) holds the index of each element's unit. Indices begin with 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def segment_count(unit: Tensor) -> Tensor:
-    """Return the number of elements of each unit (a turn, a trajectory or a group): (units,).
+    """Return the number of elements of each unit (turn, trajectory or group): (units,).
 
     ``unit`` (N,) holds the index of each element's unit. Example: [0, 0, 1] -> [2, 1].
     """
@@ -19,42 +19,42 @@ def segment_count(unit: Tensor) -> Tensor:
 
 
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the sum of the elements ``x`` (N,) of each unit: (units,).
+    """Return the sum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,).
 
-    ``unit`` (N,) holds the index of each element's turn, trajectory or group.
+    ``unit`` (N,) holds the index of each element's unit.
     """
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 
 
 def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the mean of the elements ``x`` (N,) of each unit: (units,). The mean of a unit without elements is 0.
+    """Return the mean of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,).
 
-    ``unit`` (N,) holds the index of each element's turn, trajectory or group.
+    ``unit`` (N,) holds the index of each element's unit. The mean of a unit without elements is 0.
     """
     return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements ``x`` (N,) of each unit: (units,).
+    """Return the maximum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,).
 
-    The maximum of a unit without elements is 0, and ``x`` must not be negative. ``unit`` (N,) holds the index of each
-    element's turn, trajectory or group.
+    ``unit`` (N,) holds the index of each element's unit. No element of ``x`` may be negative. The maximum of a unit
+    without elements is 0.
     """
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
 def segment_last(unit: Tensor) -> Tensor:
-    """Return the index of the last element of each unit: (units,).
+    """Return the index of the last element of each unit (turn, trajectory or group): (units,).
 
-    ``unit`` (N,) holds the index of each element's turn, trajectory or group. Units must be contiguous and not empty.
+    ``unit`` (N,) holds the index of each element's unit. Units must be contiguous and not empty.
     """
     return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
 
 
 def segment_first(unit: Tensor) -> Tensor:
-    """Return the index of the first element of each unit: (units,).
+    """Return the index of the first element of each unit (turn, trajectory or group): (units,).
 
-    ``unit`` (N,) holds the index of each element's turn, trajectory or group. Units must be contiguous and not empty.
+    ``unit`` (N,) holds the index of each element's unit. Units must be contiguous and not empty.
     """
     return segment_last(unit) - segment_count(unit) + 1
 
@@ -81,9 +81,9 @@ def previous_within(unit: Tensor) -> Tensor:
 
 
 def unique_ids(*keys: Tensor) -> Tensor:
-    """Return an id, from 0, for each of N elements: (N,).
+    """Return an id, counted from 0, for each index of the tensors ``keys``: (N,).
 
-    Two elements have the same id if they have equal values in every one of the tensors ``keys``, (N,) each.
+    Each tensor in ``keys`` is (N,). Two indices i and j have the same id if every tensor has equal values at i and j.
 
     Example:
         unique_ids(tensor([4, 4, 9]), tensor([0, 1, 0])) is [0, 1, 2]

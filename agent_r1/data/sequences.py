@@ -28,11 +28,11 @@ class TokenSequence:
         ids                 5 6 7 3 8 4 9   (T)
         position_ids        0 1 2 3 4 3 4   (T) number of earlier tokens to which the token attends
         subtree_end         7 7 7 5 5 7 7   (T) index after the last token that attends to the token
-        token_positions     2 4 6           (n) predicted tokens 7 8 9 in the sequence
-        logit_positions     1 3 5           (n) logits that predict 7 8 9
-        tokens              0 1 2           (n) 7 8 9 in the training batch
-        post_action_states  2 4 6           (s) last token of each action
-        turns               0 1 2           (s) turn of each action in the training batch
+        token_positions     2 4 6           (n) indices of the predicted tokens 7 8 9 in the sequence
+        logit_positions     1 3 5           (n) indices in the sequence whose logits predict 7 8 9
+        tokens              0 1 2           (n) indices of 7 8 9 in the training batch
+        post_action_states  2 4 6           (s) index of each action's last token in the sequence
+        turns               0 1 2           (s) index of each action's turn among all turns of the training batch
     """
 
     trajectory: int
@@ -53,7 +53,7 @@ class TokenSequence:
     post_action_states: Tensor
     """(s,) index of each action's last token in the sequence."""
     turns: Tensor
-    """(s,) index of each action's turn in the training batch."""
+    """(s,) for each action, the index of its turn among all turns of the training batch."""
     has_branches: bool
     """Whether the sequence is a tree with branches, which needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()
@@ -100,8 +100,8 @@ class TurnPlace:
 
 
 Prediction = tuple[int, int, int]
-"""Three indices for a predicted token: (index of the position in the sequence whose logits predict the token, index of
-the token in the sequence, index of the token in the training batch)."""
+"""Three indices (i, j, k) for a predicted token. The logits at index i of the sequence predict the token. The token
+itself has the index j in the sequence, and the index k in the training batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 """A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in

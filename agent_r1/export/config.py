@@ -62,7 +62,7 @@ class ExportConfig(BaseModel):
         return value
 
     def check_used(self) -> None:
-        """Raise InvalidInput if a given setting has no effect with the format."""
+        """Raise InvalidInput if the user gave a setting that has no effect with the format."""
         is_model = self.format in ("model", "adapter")
         is_metrics = self.format == "metrics"
         filters, checkpoint = (FILTERS if is_model or is_metrics else ()), (() if is_model else ("checkpoint",))

@@ -44,12 +44,13 @@ def export_run(
 ) -> ExportReport:
     """Export a run to the folder ``out``. The folder appears complete or not at all.
 
-    With ``force``, an earlier export is replaced. If the upload creates a repository on the hub, the repository is
-    public if ``public`` is true, and private otherwise.
+    With ``force``, an earlier export in ``out`` is replaced. If ``config.push`` names a repository on the hub, the
+    folder is also uploaded to the repository. If the upload creates the repository, the repository is public if
+    ``public`` is true, and private otherwise.
 
     Raises:
-        InvalidInput: ``out`` exists, a setting has no effect with the format, or the run does not have the selected
-            weights or trajectories.
+        InvalidInput: ``out`` exists and may not be replaced, a setting has no effect with the format, or the run does
+            not have the selected weights or trajectories.
         AgentR1Error: the folder cannot be written, or the complete folder cannot be uploaded.
     """
     config.check_used()

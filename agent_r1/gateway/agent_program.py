@@ -44,8 +44,8 @@ class AgentHost:
 class AgentProgramEnv:
     """The environment of an agent program. The program runs its own tools.
 
-    ``env`` is the environment of the task set. Only the checks before a run open episodes of ``env``. During the run,
-    the program acts without such an episode.
+    ``env`` is the environment of the task set. Episodes of ``env`` are opened only by the checks before a run. During
+    the run, the program acts without an episode of ``env``.
     """
 
     env: Env
@@ -123,15 +123,17 @@ class _End:
 
 
 class _AgentError(Exception):
-    """Raised in place of an exception of an agent program. The message describes that exception in one line."""
+    """Raised if an agent program raises an exception. The message describes the program's exception in one line."""
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end`` with the status that follows from the requests of the program. The first case that fits counts.
+    """Return ``end`` with the status that follows from the requests of the program.
+
+    The first case that applies determines the status. If no case applies, nothing changes.
 
     - The program was cancelled: nothing changes.
     - The last request failed: ``model.failure`` has the status.
-    - The program completed without a request: the status is ENVIRONMENT_FAILED.
+    - The program completed without an answered request: the status is ENVIRONMENT_FAILED.
     - The program completed, and a limit of the run cut the last answer: the status is OUT_OF_TOKENS.
     """
     if end.status is Status.CANCELLED:

@@ -43,7 +43,7 @@ class PendingAnswer:
 
     Attributes:
         identity: the identity of the first request.
-        drafting: the task that samples the answer.
+        drafting: the asyncio task that samples the answer.
         live: the part that was sampled so far, if the model streams.
         num_retries: the largest ``num_retries`` of the requests that share the answer.
         num_waiting: how many clients wait for the answer now.
@@ -60,8 +60,8 @@ class PendingAnswer:
         """Count one more waiting client until the ``with`` block ends.
 
         An answer is abandoned if no client waits for the answer, and no client has received the answer. If the answer
-        is abandoned at the end of the block and ``grace`` seconds later, its sampling is cancelled. The default of
-        ``grace`` is ``ABANDONED_SECONDS``.
+        is abandoned at the end of the block, and also ``grace`` seconds after the end, its sampling is then cancelled.
+        The default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -83,7 +83,7 @@ class PendingAnswer:
 
     @property
     def answer(self) -> Answer:
-        """The complete answer, available after the task ``drafting`` is done. Raise RequestError if the task failed."""
+        """The complete answer, available after ``drafting`` is done. Raise RequestError if ``drafting`` failed."""
         return self.drafting.result().answer
 
     async def begin(self) -> None:
@@ -140,11 +140,11 @@ class AnswerLog:
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
         """Return the kept answer to a repeated request, or None if a new answer must be sampled.
 
-        With a key, return the newest answer with the same key, or None. Raise RequestError if the key was used for a
-        different request.
+        If ``identity.key`` is given, return the newest answer with this key, or None. Raise RequestError if the key was
+        used for a different request.
 
-        Without a key, look only at answers with the same ``digest`` whose sampling was not cancelled. The first rule
-        that applies decides:
+        If ``identity.key`` is None, only answers with the same ``digest`` whose sampling was not cancelled are
+        considered. The first rule that applies decides:
 
         - If there are answers that no client has received and no client waits for, return the oldest of these answers.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
@@ -180,7 +180,7 @@ class AnswerLog:
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
         """Update the number of failed requests with this ``digest`` that no client has repeated yet.
 
-        ``drafting`` is the task that sampled an answer, and has ended.
+        ``drafting`` is the asyncio task that sampled an answer. This task has ended.
 
         - If the sampling was cancelled, or failed with an error after which clients repeat the request, add 1.
         - If the sampling succeeded, subtract ``num_earlier``, the number at the beginning of the sampling. The success
@@ -201,7 +201,7 @@ class AnswerLog:
 
 
 def key_ended() -> RequestError:
-    """Return the error for a request whose API key was revoked after its arrival."""
+    """Return the error for a request whose API key was revoked while the request was in progress."""
     return RequestError(401, "the episode of this API key has ended", code="invalid_api_key")
 
 

@@ -55,11 +55,11 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` have an assistant message in the place of a sent action, after the same conversation.
+    """Return whether ``messages`` begin with the conversation before a sent action, and an assistant message follows.
 
-    The assistant message can be the action itself, or a different message. If the client changed neither the action nor
-    the tools, ``messages`` usually continue the branch of the action. So if the result is True, but ``messages`` start
-    a new branch, the client changed the action or the tools.
+    The assistant message can be the action itself, or a different message. The caller needs the result only if
+    ``messages`` start a new branch. In this case, True usually means that the client changed the action or the tools:
+    if nothing was changed, ``messages`` usually continue the branch of the action.
 
     Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "4" and for "2+2?", "five". The result
     is False for "3+3?", "five".
@@ -120,9 +120,10 @@ def _begins(sampled: Message, text: str) -> bool:
 
 
 def _is_same(given: Message, sent: Message) -> bool:
-    """Return whether a client's message has the same words and calls as an action that was sent to the client.
+    """Return whether a message from a client has the same words and calls as an action that was sent to the client.
 
-    Reasoning is compared only if ``given`` has reasoning, because many clients do not send reasoning back.
+    The argument ``given`` is the message, and ``sent`` is the action. Reasoning is compared only if the message has
+    reasoning, because many clients do not send reasoning back.
     """
     if given.text.split() != sent.text.split() or len(given.calls) != len(sent.calls):
         return False

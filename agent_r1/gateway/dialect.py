@@ -135,9 +135,10 @@ def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping
 
 
 def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether the argument ``tool_choice`` requires a call: "required", "any", or the name of the only tool.
+    """Return whether ``choice``, the argument ``tool_choice`` of a request, requires a call.
 
-    Raise RequestError for unsupported values, such as the name of one of several tools.
+    The values "required", "any", and the name of the only tool require a call. Raise RequestError for unsupported
+    values, such as the name of one of several tools.
     """
     if choice is None or choice in ("auto", "none"):
         return False

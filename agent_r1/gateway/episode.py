@@ -26,7 +26,7 @@ MAX_TOKEN_CHARACTERS = 32
 """An upper bound of the average number of characters per token in a long text."""
 
 POLICY = "policy"
-"""The name in the list of models. Agents can request the policy under any name."""
+"""The name of the policy in the list of models. A request with any other name also goes to the policy."""
 
 
 class EpisodeModel:

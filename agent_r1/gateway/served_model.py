@@ -17,7 +17,7 @@ from agent_r1.rollout.session_values import SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
 
 MAX_CONCURRENT = 256
-"""Maximum number of answers that are sampled at the same time. More requests wait."""
+"""Maximum number of answers that are sampled at the same time. Further requests wait."""
 
 SEED_BITS = 62
 

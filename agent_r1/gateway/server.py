@@ -1,4 +1,4 @@
-"""The gateway: an HTTP server on loopback through which agents call models, each with an API key of its own.
+"""The gateway: an HTTP server on loopback through which agents call models. Each API key gives access to one model.
 
 A request without a valid key is refused before its body is read. The server accepts only loopback host names, so that a
 web page cannot reach the server by DNS rebinding.
@@ -81,7 +81,8 @@ class _Access:
     async def admit(self) -> AsyncIterator[None]:
         """Wait until the API key has fewer than ``model.max_concurrent`` requests in progress.
 
-        The request is in progress until the ``with`` block ends. Raise RequestError if too many requests wait.
+        The caller's own request then counts as in progress until the ``with`` block ends. Raise RequestError if too
+        many requests wait.
         """
         if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
             raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)

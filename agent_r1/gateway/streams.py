@@ -38,9 +38,9 @@ class LiveReader:
         self._decoder, self._text, self._num_read = IncrementalDecoder(renderer.decode), "", 0
 
     def read(self, token_ids: Sequence[int]) -> Message:
-        """Return the message of all ``token_ids`` so far, without the parts that later tokens can change.
+        """Return the message of an unfinished answer, without the parts that later tokens can change.
 
-        Only the new tokens are decoded.
+        ``token_ids`` holds all tokens of the answer so far. Only tokens after those of the previous call are decoded.
         """
         new = token_ids[self._num_read :]
         self._num_read = len(token_ids)
@@ -79,7 +79,7 @@ def _settled(text: str, num_held: int) -> str:
 
 
 def _without_blank_end(text: str) -> str:
-    """Return ``text`` without whitespace and U+FFFD at the end. U+FFFD is a character whose last bytes are missing."""
+    """Return ``text`` without whitespace and U+FFFD at the end. U+FFFD stands for an incomplete character."""
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
@@ -90,9 +90,10 @@ def complete_parts(answer: Answer) -> Iterator[Part]:
 
 
 async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[Part]:
-    """Yield the parts of the stream of an answer, while the task ``drafting`` samples the answer.
+    """Yield the parts of the stream of an answer while the answer is sampled.
 
-    ``live.opening`` must be set. Raise RequestError if the request fails.
+    ``drafting`` is the asyncio task that samples the answer. ``live.opening`` must be set. Raise RequestError if the
+    request fails.
     """
     assert live.opening is not None
     yield live.opening

@@ -74,11 +74,12 @@ def cache_size(
 ) -> CacheSize:
     """Return the size of the KV cache of an embedded engine.
 
-    With the native decoder, prefill and decode steps give bit-equal keys and values. So a sequence takes only the
-    pages that its tokens need. If no page is free, an unfinished sequence is removed, and computed again later.
+    With the native decoder, a sequence takes only the pages that its tokens need. If no page is free, an unfinished
+    sequence is removed, and computed again later. The sequence does not change, because prefill and decode steps give
+    bit-equal keys and values.
 
-    In PyTorch, prefill and decode steps give different bits, so a sequence that is computed again would change. So each
-    sequence takes the pages of a whole context from the beginning, and no running sequence is removed.
+    In PyTorch, prefill and decode steps give different bits, so a sequence that is computed again would change.
+    Therefore each sequence takes the pages of a whole context from the beginning, and no running sequence is removed.
 
     Args:
         context: the maximum number of tokens of a sequence.

@@ -48,9 +48,9 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the smallest limit on the difference between the server's change and the trainer's change of a
-            log-probability in an update of the weights. The limit grows with the trainer's changes (see
-            ``SAME_CHANGE``).
+        floor: an update of the weights changes a log-probability on the server and in the trainer. The limit on the
+            difference between the two changes grows with the trainer's changes (see ``SAME_CHANGE``). ``floor`` is the
+            smallest value of this limit.
     """
 
     mean: float

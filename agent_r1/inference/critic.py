@@ -22,9 +22,9 @@ from agent_r1.model.value_head import ValueModel
 class TokenTree:
     """The continuations of a context as a tree of tokens. A prefix that several continuations share occurs once.
 
-    Node 0, the root, is the last token of the context. In the lists, the descendants of a node come directly after the
-    node. ``parents`` holds the index of each node's parent, and -1 for the root. ``ends`` holds the index of the last
-    node of each continuation.
+    Node 0, the root, is the last token of the context. ``token_ids``, ``logprobs`` and ``parents`` have one element per
+    node. The descendants of a node come directly after the node. ``parents`` holds the index of each node's parent, and
+    -1 for the root. ``ends`` holds the index of the last node of each continuation.
 
     Example:
         the continuations (7, 8) and (7, 9): token_ids [.., 7, 8, 9], parents [-1, 0, 1, 1], ends [2, 3]
@@ -83,7 +83,7 @@ class Critic:
     """A ``ValueFunction`` that predicts values with ``model``. Forward passes run in a worker thread.
 
     Raises:
-        InvalidInput: the model's attention is not plain causal attention, for example with a sliding window.
+        InvalidInput: the model's attention is not plain causal attention, for example because of a sliding window.
     """
 
     def __init__(self, model: ValueModel) -> None:

@@ -55,7 +55,7 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with a negative number in place of each placeholder token of an image.
+        """Return the tokens of a prompt, with a negative number instead of each placeholder token of an image.
 
         The images are kept until :meth:`release`. Raise UnsupportedChat if an image cannot be decoded.
         """

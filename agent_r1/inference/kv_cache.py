@@ -187,9 +187,9 @@ class DecodeCache(_CacheView):
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the key and the value of one new token per row to the cache of a layer. Return what the layer reads.
 
-        ``key`` and ``value`` have the shape (R, K, 1, D), with R rows, K key-value heads and the head size D. The
-        result is (keys, values) of the first L tokens of each row, each (R, K, L, D). L is ``visible``, the argument of
-        the constructor.
+        ``key`` and ``value`` have the shape (R, K, 1, D), with R rows, K key-value heads and the head size D. Let L
+        be the constructor's argument ``visible``. The result is (keys, values) of the first L tokens of each row, each
+        (R, K, L, D).
         """
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
@@ -198,12 +198,12 @@ class DecodeCache(_CacheView):
 
 
 class PrefillCache(_CacheView):
-    """The cache of a prefill pass, which computes T new tokens for each of R sequences.
+    """The cache of a prefill pass, which computes the new tokens of R sequences, padded to T tokens per sequence.
 
-    Sequence i is in the slot ``slots[i]``. The slots can be in different blocks of the KV cache. A layer gets the
-    earlier tokens of each sequence, padded to the length ``context``, followed by the T new tokens. The earlier tokens
-    of sequence i are the first ``cached[i]`` tokens in the slot. Only the first ``new[i]`` of the T new tokens are
-    written to the slot, because the rest is padding.
+    Sequence i is in the slot ``slots[i]``. The slots can be in different blocks of the KV cache. The earlier tokens of
+    sequence i are the first ``cached[i]`` tokens in the slot. A layer gets the earlier tokens of each sequence, padded
+    to the length ``context``, followed by the T tokens of the pass. Only the first ``new[i]`` of the T tokens are
+    written to the slot. The other tokens are padding.
     """
 
     def __init__(
@@ -212,10 +212,11 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the T new tokens in a layer: ``key`` and ``value``, each (R, K, T, D).
+        """Write the keys and values of the new tokens in a layer, without the padding.
 
-        There are R sequences, K key-value heads, and the head size is D. Return (keys, values) of the earlier and the
-        new tokens, each (R, K, context + T, D).
+        ``key`` and ``value`` have the shape (R, K, T, D), with R sequences, K key-value heads, T tokens including
+        padding, and the head size D. Return (keys, values) of the earlier and the new tokens, both with padding, each
+        (R, K, context + T, D).
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

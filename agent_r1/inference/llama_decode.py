@@ -6,7 +6,7 @@ modules take longer than the arithmetic.
 
 The KV cache consists of blocks. A block has R rows, and each row holds one sequence. A decode step of all rows of a
 block gives the same bits as the transformers model. A decode step of some rows (:meth:`LlamaDecoder.decode_rows`)
-differs by rounding errors. In both kinds of steps, the bits of a row do not depend on the other rows.
+differs by rounding errors. In both kinds of steps, the bits of a row do not depend on the content of the other rows.
 
 Shapes: R rows of a block, E hidden size, K key-value heads, H attention heads, G = H / K, D head size, L visible tokens
 (the tokens of a row to which the new token may attend).

@@ -108,9 +108,10 @@ class PrefillChunk:
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """The padded counts (new tokens, cached tokens).
+        """The padded counts (new tokens, cached tokens), which determine the shape of the prefill pass.
 
-        The bits of the keys and values depend only on these counts and on the tokens of the sequence.
+        If two chunks have equal padded counts, equal tokens and equal cached keys and values, the computed keys and
+        values are bit-equal.
         """
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
@@ -191,7 +192,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        In each slot, the tokens before the chunk are kept (``PrefillChunk.before``). All later tokens are replaced.
+        A slot keeps the tokens ``PrefillChunk.before``. The chunk replaces all later tokens in the slot.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
@@ -228,9 +229,10 @@ class ModelRunner:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over at most ``rows`` chunks.
+        """Run one forward pass over ``chunks``, one chunk per row. The pass is padded to ``rows`` rows.
 
-        Each chunk is padded to ``new`` new tokens after ``context`` cached tokens.
+        Each row is padded: the tokens of the chunk to the number ``new``, and the cached tokens before the chunk to the
+        number ``context``.
         """
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)

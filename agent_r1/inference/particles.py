@@ -46,7 +46,7 @@ def effective_sample_size(log_weights: Sequence[float]) -> float:
 
 
 def systematic_resample(log_weights: Sequence[float], rng: random.Random) -> list[int]:
-    """Draw N of N particles at random, with repetition, and return their indices.
+    """Draw indices of particles at random, with repetition. Return N indices for N particles.
 
     ``log_weights`` holds the logarithms of the weights of the N particles. Let w_i be the weight of particle i, scaled
     so that the sum of all weights is 1. Then index i occurs N w_i times, rounded up or down at random.

@@ -292,8 +292,8 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last answer.
-        last_answer: the time at which the wait for the next answer began: the time of the last answer or, if the
-            server was idle afterwards, the time of the first new request.
+        last_answer: the time of the last answer. If the server had no other request at this time, the time of the next
+            new request.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:

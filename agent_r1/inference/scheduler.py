@@ -25,8 +25,8 @@ class Request:
 
     Attributes:
         prompt: the tokens. A negative token stands for a feature of an image.
-        shift: the difference p - i for each sampled token. i is the index of the token in the sequence, and p is the
-            position of the token in the model's position encoding. Without images, the shift is 0.
+        shift: the position of a sampled token in the model's position encoding, minus the index of the token in the
+            sequence. This difference is the same for all sampled tokens; without images, 0.
         prefilled_tokens: the number of tokens that were prefilled for this request. Tokens whose keys and values were
             copied from another sequence in the KV cache are not counted. After the slot was emptied, or after new
             weights, the prompt and the sampled tokens are prefilled and counted again.
@@ -85,12 +85,12 @@ class PrefillPlan:
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
         compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies to the empty slots of new sequences. The first tokens of a new sequence are copied if
-            another slot holds a sequence with the same first tokens.
+        prefix_copies: copies of the first tokens of new sequences, whose slots are empty. The first tokens are copied
+            if another slot holds a sequence with the same first tokens.
         remainders: the remaining chunks of the new sequences in ``prefix_copies``. They are computed after
             ``prefix_copies``.
-        copies: copies to the slots of sequences that are equal to a sequence in another slot. All tokens that a slot
-            lacks are copied.
+        copies: copies for sequences that another slot holds completely. The tokens that the sequence's own slot lacks
+            are copied from the other slot.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -107,8 +107,8 @@ class Scheduler:
     until the session is released. So each turn of an episode usually computes only its new tokens. Equal prompts are
     computed once and copied, for example for several attempts at a task.
 
-    All slots share ``pages`` pages of memory. If a running request needs a page and no page is free, slots are emptied
-    in this order:
+    All slots share ``pages`` pages of memory. If a running request needs a page and no page is free, slots are emptied:
+    the slots lose their tokens and pages, but the sessions keep the slots. Slots are emptied in this order:
 
     - slots without a session,
     - slots of sessions without a running request, the longest idle session first,
@@ -228,9 +228,9 @@ class Scheduler:
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
         """Take pages for all tokens of ``request``, and give them to ``slot``. Return whether enough pages were found.
 
-        The number ``spare`` of pages stays free. If too few pages are free, other slots are emptied. Slots without a
-        session are emptied first. Slots of sessions without a running request follow if ``may_empty_sessions`` is true.
-        If even all these slots have too few pages, no slot is emptied.
+        ``spare`` is the number of pages that must still be free afterwards. If too few pages are free, other slots are
+        emptied. Slots without a session are emptied first. Slots of sessions without a running request follow if
+        ``may_empty_sessions`` is true. If even all these slots have too few pages, no slot is emptied.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:

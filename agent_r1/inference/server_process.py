@@ -56,8 +56,8 @@ class Server(Protocol):
 class ServerProcess:
     """A running server on this machine. Its output goes to the file ``log``.
 
-    The server inherits the environment variables of the run, except ``FOREIGN``. The variables in ``environment`` are
-    added.
+    The server inherits the environment variables of the run, except the variables that ``FOREIGN`` lists. The
+    variables in ``environment`` are added.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

@@ -194,7 +194,10 @@ def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the tokens of an answer. Raise ReplicaError if the answer is incomplete or contradicts itself."""
+    """Return the sampled tokens in a server's answer to a request.
+
+    Raise ReplicaError if a field of the answer is missing or invalid, or if two fields contradict each other.
+    """
     meta, tokens = generated.meta_info, generated.output_ids
     reason = meta.finish_reason.type
     scored = [(token, math.nan if score is None else score) for score, token, _ in meta.output_token_logprobs or []]

@@ -10,9 +10,9 @@ Each token is sampled from the guided distribution q:
 
 With k = 1, q is pi.
 
-Let R be the reward of a whole sequence, and let E[.. | s] be the mean over the policy's continuations of s. If C is the
-whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], q samples a whole sequence with the probability pi
-exp(R / beta) / Z. The constant Z makes the sum of all probabilities 1.
+Let y be a whole sequence, with the reward R and the policy's probability pi(y). Let E[.. | s] be the mean over the
+policy's continuations of s. If C is the whole vocabulary and exp(V(s) / beta) = E[exp(R / beta) | s], q samples y with
+the probability pi(y) exp(R / beta) / Z. The constant Z makes the sum of all probabilities 1.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from agent_r1.inference.particles import normalize
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """Sampled tokens with two log-probabilities for each token: log q in ``completion``, and log pi in ``scored``.
+    """Sampled tokens with two log-probabilities for each token.
 
-    q is the guided distribution from which the tokens were sampled. pi is the policy.
+    ``completion`` has log q, where q is the guided distribution from which the tokens were sampled. ``scored`` has
+    log pi, where pi is the policy.
     """
 
     completion: Completion
@@ -40,9 +41,9 @@ class GuidedTokens:
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
     """Return the token sequences that a value function has to score: one sequence for each candidate.
 
-    ``sampled`` holds ``start`` tokens. ``draft`` begins with the same tokens, and new tokens follow. For each new
-    token, ``draft.top_logprobs`` lists the candidates: the most likely tokens at this index. The sequence for a
-    candidate consists of all tokens of ``draft`` before this index, and of the candidate.
+    ``start`` is the number of tokens in ``sampled``. ``draft`` begins with the tokens of ``sampled``, and new tokens
+    follow. For each new token, ``draft.top_logprobs`` lists the candidates: the most likely tokens at this index. The
+    sequence for a candidate consists of all tokens of ``draft`` before this index, and of the candidate.
 
     Example:
         sampled (4), start 1, tokens of the draft (4, 5, 6), candidates (5, 7) at index 1 and (6, 8) at index 2:
@@ -56,10 +57,12 @@ def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[S
 
 
 def guided_logprobs(candidates: TopLogprobs, values: Sequence[float], beta: float) -> list[float]:
-    """Return the guided log-probability log q of each candidate: log P + log softmax(log pi + Q / beta).
+    """Return the log-probability log q of each candidate, where q is the guided distribution.
 
     ``candidates`` are pairs (token, log pi), where pi is the policy's probability of the token. ``values`` holds the
-    predicted reward Q after each candidate. P is the sum of pi over the candidates.
+    predicted reward Q after each candidate. P is the sum of pi over the candidates. The result is:
+
+        log q = log P + log softmax(log pi + Q / beta)
 
     Example:
         >>> guided_logprobs(((7, math.log(0.5)), (8, math.log(0.25))), [0.0, 0.0], beta=0.1)
@@ -78,18 +81,18 @@ def choose_tokens(
     temperature: float,
     rng: random.Random,
 ) -> GuidedTokens:
-    """Replace the new tokens of ``draft`` by tokens from the guided distribution q, up to the first different token.
+    """Choose again each new token of ``draft``, from the guided distribution q, until a token differs from the draft.
 
-    The draft was sampled from the policy. For each new token, the draft also lists the candidates: the tokens that the
-    policy finds most likely at the same index.
+    The draft was sampled from the policy. For each new token, the draft also lists the candidates: the policy's most
+    likely tokens at the same index.
 
     - If the drafted token is a candidate, one of the candidates is sampled from q (:func:`guided_logprobs`). At
       temperature 0, the candidate with the largest q is chosen.
     - If the drafted token is not a candidate, the drafted token is kept. No new choice is needed, because q changes the
       probabilities of the candidates only.
 
-    If the chosen token differs from the drafted token, the rest of the draft is dropped. The result holds the tokens of
-    ``before`` and the chosen tokens.
+    After the first chosen token that differs from the drafted token, the rest of the draft is dropped. The result holds
+    the tokens of ``before`` and the chosen tokens.
 
     Args:
         draft: the tokens of ``before``, followed by new tokens with their candidates.

@@ -180,7 +180,10 @@ class VllmEngine:
         self._staged = _Served(name, version)
 
     async def _unload_adapters(self, kept: int) -> None:
-        """Unload all adapters except the ``kept`` newest. Ignore errors, because a restarted server has no adapters."""
+        """Unload the oldest adapters until at most ``kept`` adapters are loaded.
+
+        Ignore errors, because unloading fails if the server was restarted and has no adapters.
+        """
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
                 await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
@@ -252,7 +255,10 @@ def _listed(token: _TokenLogprob) -> dict[int, float]:
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the tokens of an answer. Raise ReplicaError if the answer is incomplete or contradicts itself."""
+    """Return the sampled tokens in a server's answer to a request.
+
+    Raise ReplicaError if a field of the answer is missing or invalid, or if two fields contradict each other.
+    """
     choice = generated.choices[0]
     content = () if choice.logprobs is None else choice.logprobs.content
     scored = [(each.token_id, each.logprob) for each in content]

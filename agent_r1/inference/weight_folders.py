@@ -58,17 +58,18 @@ class WeightFolders:
         self._base: Path | None = None
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
-        """Write version ``number`` of the weights, and return the folder of this version.
+        """Write the weights of ``model`` as one version, and return the folder of this version.
 
-        An existing folder of this version is replaced: a run that goes back to a checkpoint writes the versions after
-        the checkpoint again. Raise EngineError if the weights cannot be written.
+        ``number`` is the number of the version. An existing folder of this version is replaced: a run that goes back to
+        a checkpoint writes the versions after the checkpoint again. Raise EngineError if the weights cannot be written.
         """
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
     def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:
-        """Write version ``number`` of the model's adapter. Return the folders of the adapter and of the frozen weights.
+        """Write the adapter of ``model`` as one version. Return the folders of the adapter and of the frozen weights.
 
-        The first call also writes the frozen weights. Raise EngineError if the weights cannot be written.
+        ``number`` is the number of the version. The first call also writes the frozen weights. Raise EngineError if the
+        weights cannot be written.
         """
         if self._base is None:
             base = without_adapter(model)
@@ -84,7 +85,10 @@ class WeightFolders:
             self._root.remove()
 
     def _write(self, model: PreTrainedModel, name: str, save: Callable[[Path], None]) -> Path:
-        """Return the folder ``name`` with the files that ``save`` writes. An existing folder ``name`` is replaced."""
+        """Write a folder with ``save``, and return the path of the folder.
+
+        ``name`` is the name of the folder. An existing folder with this name is replaced.
+        """
         try:
             if self._root is None:
                 self._root = self._make_root(model)

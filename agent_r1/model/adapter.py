@@ -178,8 +178,8 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    Less precise weights are converted to float32, because bfloat16 would round away most of A B. Frozen weights that
-    are neither merged nor converted are shared with the model.
+    Weights of lower precision than float32 are converted to float32, because bfloat16 would round away most of A B. The
+    copy and the model share the memory of frozen weights that are neither merged nor converted.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -205,9 +205,10 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the adapter that :func:`save_weights` wrote to ``folder``, by the names of its weights in ``model``.
+    """Return the weights of the adapter that :func:`save_weights` wrote to ``folder``.
 
-    Raise ValueError if the settings of this adapter and of the model's adapter differ.
+    The keys of the result are the names of the weights in ``model``. Raise ValueError if the adapter of ``model`` does
+    not have the same weights.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}

@@ -11,8 +11,7 @@ FIRST_WITH_TF32 = (8, 0)
 
 
 def choose_device(name: str) -> str:
-    """Return the torch device ``name``; for "auto", a GPU if there is one, otherwise the CPU.
-
+    """Return ``name``, a torch device. If ``name`` is "auto", return a GPU if there is one, otherwise the CPU.
     Raise InvalidInput if ``name`` is a GPU and torch sees no GPU.
     """
     has_gpu = torch.cuda.is_available()
@@ -24,10 +23,10 @@ def choose_device(name: str) -> str:
 
 
 def set_product_precision(device: str, tf32: bool) -> None:
-    """Let this process multiply float32 matrices in TF32 or, if ``tf32`` is False or ``device`` a CPU, in float32.
+    """Set whether this process multiplies float32 matrices in TF32 or in float32.
 
-    In TF32, the inputs of a product have 11 instead of 24 significant bits. Sums stay in float32. Raise InvalidInput if
-    the GPU has no TF32.
+    TF32 is used if ``tf32`` is True and ``device`` is a GPU. In TF32, the inputs of a product have 11 instead of 24
+    significant bits. Sums stay in float32. Raise InvalidInput if the GPU has no TF32.
     """
     uses_tf32 = tf32 and device.startswith("cuda")
     if uses_tf32 and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32:

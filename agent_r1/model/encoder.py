@@ -39,7 +39,9 @@ The pooling is the way in which the vector of a text is computed from the vector
 class SentenceEncoder:
     """An encoder model and its tokenizer.
 
-    The encoder reads ``batch`` texts at a time, and at most the first ``max_tokens`` tokens of each text.
+    Attributes:
+        max_tokens: the maximum number of tokens of a text. The rest of a longer text is ignored.
+        batch: the number of texts that are encoded at once.
     """
 
     model: PreTrainedModel
@@ -152,8 +154,9 @@ def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str)
     """Return the pooling of the encoder in ``folder``: "mean" or "cls".
 
     The folder can declare a pooling. If ``requested`` is "auto", return the declared pooling, or "mean" if the folder
-    declares none. Otherwise, return ``requested``. Raise InvalidInput if the folder declares a pooling that differs
-    from ``requested``, or a pooling that is neither "mean" nor "cls". ``name`` is the name of the encoder in the error.
+    declares none. Otherwise, return ``requested``, and raise InvalidInput if the folder declares a different pooling.
+    Also raise InvalidInput if the declared pooling is neither "mean" nor "cls". ``name`` is the name of the encoder in
+    the error.
     """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":

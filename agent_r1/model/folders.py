@@ -59,8 +59,8 @@ def find_folder(name: str, kind: Kind) -> Path:
 def _named_folder(name: str, source: NamedModel) -> Path:
     """Return the folder of a model with a short name.
 
-    If the package ``source.package`` is installed, the model is read from the package. So the weights do not depend on
-    the connection to the hub. If the package is not installed, the model is downloaded from the hub.
+    If the package ``source.package`` is installed, the model is read from the package, with and without a connection to
+    the hub. If the package is not installed, the model is downloaded from the hub.
     """
     file = _package_file(source.package)
     if file is not None:

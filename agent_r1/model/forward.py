@@ -72,7 +72,7 @@ class PrefixStates:
     def backward(self) -> None:
         """Propagate the collected gradients of the keys and values to the weights.
 
-        Call this method once, after every pass that read the prefix has run its backward pass.
+        Call this method only once, after all passes that read the prefix have run their backward passes.
         """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
@@ -243,9 +243,9 @@ def top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
 
-    ``hidden`` is (N, H). Only token ids below ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is
-    the vocabulary size of the policy. k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``.
-    The logits are computed in chunks, as in :func:`token_logprobs`, without gradient.
+    k is the smallest of ``count``, ``vocabulary`` and the model's own vocabulary size. Only token ids below
+    ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is the vocabulary size of the policy.
+    ``hidden`` is (N, H). The logits are computed in chunks, as in :func:`token_logprobs`, without gradient.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
@@ -304,11 +304,11 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Let the model compute the attention over trees of tokens in parts, if possible. Return whether it is possible.
+    """Switch the model to tree attention if possible. Return whether the model now uses tree attention.
 
-    See :mod:`agent_r1.model.tree_attention`. The model must be on a CPU. This function runs the model on a tree, first
-    with a mask and then in parts. The hidden states of both runs must be equal up to rounding errors. Passes without a
-    tree do not change.
+    Tree attention computes the attention over trees of tokens in parts (:mod:`agent_r1.model.tree_attention`). The
+    switch is possible only if the model is on a CPU and passes a test: on a tree, a run in parts must give the same
+    hidden states as a run with a mask, up to rounding errors. Passes without a tree do not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

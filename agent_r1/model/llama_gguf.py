@@ -109,11 +109,12 @@ def _name(name: str) -> str:
 
 
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
-    """Return ``values``, the tensor ``name`` of a GGUF file, with the rows in the order of transformers.
+    """Return a tensor of a GGUF file with its rows in the order of transformers.
 
-    The order differs only in the weights of queries and keys, whose rows form pairs for the rotary embeddings. In each
-    head, GGUF files store the two rows of a pair together: a1 a2 b1 b2 c1 c2. Transformers stores the first rows of all
-    pairs, and then the second rows: a1 b1 c1 a2 b2 c2.
+    ``values`` is the tensor, and ``name`` is its name in the GGUF file. The order differs only in the weights of
+    queries and keys, whose rows form pairs for the rotary embeddings. In each head, GGUF files store the two rows of a
+    pair together: a1 a2 b1 b2 c1 c2. Transformers stores the first rows of all pairs, and then the second rows:
+    a1 b1 c1 a2 b2 c2.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:

@@ -30,8 +30,8 @@ from agent_r1.model.names import Kind
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
-"""Largest accepted difference between the model's logits and the logits head(backbone(ids)), divided by the largest
-absolute logit."""
+"""Largest accepted difference between the model's logits and ``head(backbone(ids))``. The difference is divided by the
+largest absolute logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
 """Names of sizes in config.json. In a complete model, the number of bytes of the weights is at least as large as each
@@ -42,11 +42,12 @@ TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the causal language model ``name`` in eval mode (see :func:`agent_r1.model.folders.find_folder`).
+    """Load a causal language model in eval mode.
 
-    ``dtype`` is the data type of the weights. If ``name`` is a LoRA adapter, its base model is returned with the
-    adapter. Dropout is switched off, also in training, so that trainer and engine compute the same probabilities.
-    Weights are read only from safetensors files, because loading a pickle can run code.
+    ``name`` is the model's name or folder (see :func:`agent_r1.model.folders.find_folder`), and ``dtype`` is the data
+    type of the weights. If ``name`` means a LoRA adapter, its base model is returned with the adapter. Dropout is
+    switched off, also in training, so that trainer and engine compute the same probabilities. Weights are read only
+    from safetensors files, because loading a pickle can run code.
 
     Raises:
         InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
@@ -88,7 +89,7 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the model or encoder ``name``.
+    """Load the tokenizer of a model or a sentence encoder. ``name`` is the name or the folder of the model or encoder.
 
     Raise InvalidInput if the tokenizer is missing or cannot be loaded.
     """
@@ -110,9 +111,10 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
-    """Return the image processor of the model ``name`` with this ``tokenizer``; None if the model has no vision.
+    """Return the image processor of a model with this ``tokenizer``; None if the model has no vision.
 
-    Raise InvalidInput if the model or its image processor cannot be loaded, or if pillow is not installed.
+    ``name`` is the model's name or folder. Raise InvalidInput if the model or its image processor cannot be loaded, or
+    if pillow is not installed.
     """
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder

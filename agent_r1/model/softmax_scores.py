@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from logits, computed in parts that fit into a processor's cache.
 
 The logits are the largest tensor of an update. So everything that needs a row of logits is computed while the row is in
-the cache. Only one table (N, V) is in memory: first the logits, then their log-probabilities, at the end the gradient
-of the logits.
+the cache. Only one tensor of the size positions x vocabulary stays in memory. The tensor holds first the logits, then
+the log-probabilities, and at the end the gradient of the logits.
 
 Shapes: N positions, H hidden size, m target tokens at a position, V vocabulary.
 """
@@ -20,7 +20,7 @@ PART_LOGITS = 1 << 18
 
 
 class SoftmaxScores(NamedTuple):
-    """Log-probabilities (N, m) of target tokens, and entropies (N,) in nats."""
+    """Log-probabilities (N, m) of m target tokens at each of N positions, and entropies (N,) in nats."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -62,8 +62,9 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> Any:
         """Return the gradient of the logits.
 
-        With z the logits, p the probabilities, H the entropy and T the temperature:
-            d log p_a / d z_i = (1[i = a] - p_i) / T        d H / d z_i = -p_i (log p_i + H) / T
+        With the logits z, the probabilities p, a target token a, the entropy H and the temperature T:
+            d log p_a / d z_i = (1[i = a] - p_i) / T
+            d H / d z_i = -p_i (log p_i + H) / T
         """
         table, targets, entropy = ctx.saved_tensors
         for rows in _parts(table):

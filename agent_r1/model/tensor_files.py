@@ -27,7 +27,12 @@ tensor": [index of the first row in the file, number of rows of the whole tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some successive rows of a tensor, from row ``first`` on. The whole tensor has ``total`` rows."""
+    """Some successive rows of a tensor.
+
+    Attributes:
+        first: the index of the first of these rows in the whole tensor.
+        total: the number of rows of the whole tensor.
+    """
 
     tensor: Tensor
     first: int
@@ -38,8 +43,8 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
     """Write tensors to one safetensors file. Raise AgentR1Error if the file cannot be written.
 
     Args:
-        divided: rows of tensors that are divided among several files, by the name of the tensor.
-        whole: complete tensors, by name.
+        divided: {name: rows for this file} of each tensor that is divided among several files.
+        whole: {name: tensor} of each complete tensor.
     """
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}
@@ -51,7 +56,13 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a tensor that is in a file, from row ``first`` on. The whole tensor has ``total`` rows."""
+    """The part of a tensor that one file contains: some successive rows.
+
+    Attributes:
+        first: the index of the part's first row in the whole tensor.
+        total: the number of rows of the whole tensor.
+        shape: the shape of the part.
+    """
 
     file: Path
     first: int

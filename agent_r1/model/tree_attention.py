@@ -6,7 +6,7 @@ scores are not computed.
 
 The tokens are in depth-first order. A chain is a sequence of tokens without branches: every token of a chain except the
 last has exactly one child, the next token. A token attends to the earlier tokens of its own chain, and to all tokens of
-the chains above. So each chain gives up to two parts:
+the chains above. So there are at most two parts per chain:
 
 - The tokens of the chain attend to their own chain.
 - All descendants of the chain attend to the chain.
@@ -96,9 +96,9 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
     """Divide the attention over T tokens into parts: calls of the attention kernel. The tokens form one or more trees.
 
-    Each token attends to itself, to its ancestors, and to a prefix: the ``prefix`` tokens before the trees.
-    ``subtree_end`` (T,) holds the index after the last token of each token's subtree. ``dtype`` is the data type of the
-    masks.
+    Each token attends to itself, to its ancestors, and to all tokens before the trees. ``prefix`` is the number of
+    tokens before the trees. ``subtree_end`` (T,) holds the index after the last token of each token's subtree.
+    ``dtype`` is the data type of the masks.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -123,10 +123,11 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 class _TreeAttention(torch.autograd.Function):
-    """The attention over trees of tokens, computed in parts (:class:`TreeParts`). The result is (B, H, T, D).
+    """The attention over trees of tokens, computed in parts (:class:`TreeParts`).
 
-    There are B sequences and H attention heads of the size D. The queries (B, H, T, D) are for the T tokens in the
-    trees. The keys and values (B, H, S + T, D) are first for the S tokens before the trees, and then for the T tokens.
+    There are B sequences, H attention heads of size D, S tokens before the trees, and T tokens in the trees. The
+    queries and the result (B, H, T, D) are for the T tokens. The keys and values (B, H, S + T, D) are first for the S
+    tokens, and then for the T tokens.
     """
 
     @staticmethod

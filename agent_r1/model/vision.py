@@ -89,9 +89,10 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """How many positions of the sequence the image takes up, minus its number of features: 0 or negative.
+        """The number of positions that the image takes up, minus the number of its features: 0 or negative.
 
-        With three positions per token, an image with h rows and w columns of features takes up max(h, w) positions.
+        Usually, each feature takes up one position. If the model gives each token three positions (time, height,
+        width), an image with h rows and w columns of features takes up max(h, w) positions instead of h * w.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -212,7 +213,7 @@ class ImageFeatures:
 
 
 def compute_features(backbone: PreTrainedModel, images: Sequence[Pixels]) -> ImageFeatures:
-    """Return the features of one or more images, one image after another.
+    """Return the features of one or more images, joined in the order of the images.
 
     Each image is computed separately, so that rounding errors do not depend on the other images.
     """
@@ -257,8 +258,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
         index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
             tokens of text.
         images: the images, in the order of their features.
-        first: (B,) the position of the first token of each row. If a row begins with feature i of an image (i > 0),
-            ``first`` is p + i instead, with the position p of feature 0 of the image.
+        first: (B,) one number for each row: the position of the first token, if this token is text. If the first token
+            is feature i of an image, and feature 0 of the image has the position p, the number is p + i.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

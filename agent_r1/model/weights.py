@@ -31,7 +31,7 @@ def product_precision(dtype: Dtype) -> ProductPrecision:
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
     """Cast the parameters of a module to ``dtype`` in place, and return the module.
 
-    Submodules whose names are in ``keep`` keep their data type. Buffers also keep their data type: the frequencies of
+    The direct submodules named in ``keep`` are not cast. Buffers are not cast either, because the frequencies of
     rotary embeddings are buffers, and must stay in float32. If ``dtype`` is bfloat16 and ``module`` is a language
     model, :func:`compute_float32_logits` is applied to the model.
     """
@@ -112,18 +112,15 @@ class MixedPrecision(Generic[M]):
                     own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set all gradients of ``compute``, the module of the passes, to None.
-
-        Call this method after an interrupted backward pass.
-        """
+        """Set all gradients of the module ``compute`` to None. Call this method after an interrupted backward pass."""
         self.compute.zero_grad(set_to_none=True)
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return the module ``weights`` together with a copy in ``dtype``, which computes.
+    """Return the module ``weights`` and a copy in the data type ``dtype``. Forward and backward passes use the copy.
 
-    In the copy, submodules whose names are in ``keep`` keep their data type. For float32, no copy is made: ``weights``
-    itself computes.
+    In the copy, the direct submodules named in ``keep`` stay in their own data types. For float32, no copy is made, and
+    the passes use ``weights`` itself.
     """
     if dtype == "float32":
         return MixedPrecision(weights, weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 FENCE = "```"
-"""The beginning of a tag that stands for a code block (see ``TagsConfig``)."""
+"""Three backticks. A tag that begins with three backticks stands for a code block (see ``TagsConfig``)."""
 
 
 class TagsConfig(BaseModel):

@@ -40,7 +40,7 @@ class PromptEncoder:
     """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
     ``images`` is None if the model has no vision. A *mark* is a random text that stands for an image. A *marked text*
-    is a rendered text with a mark in place of each image.
+    is a rendered text in which a mark stands for each image.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None) -> None:
@@ -66,8 +66,9 @@ class PromptEncoder:
         """Return ``message`` as a chat template expects it: content with images becomes a list of texts and images.
 
         In ``message``, the text MARK stands for each image. With ``always``, content without an image becomes a list
-        too, as some vision models require. A placeholder token that a text contains becomes the text COPY (see the
-        module), and :meth:`marked` turns COPY into the placeholder again.
+        too, as some vision models require. The template will write a placeholder, such as ``<|image_pad|>``, for each
+        image. If a text of the message already contains this placeholder, the placeholder becomes the text COPY (see
+        the module), so that it does not stand for an image. :meth:`marked` restores the placeholder.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -87,18 +88,18 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text``, the output of a chat template, with a mark (a random text) in place of each image.
+        """Return ``text``, the output of a chat template, in which a mark (a random text) now stands for each image.
 
-        In ``text``, each placeholder stands for an image. The text COPY stands for a placeholder that was written in a
-        message, without an image (see the module). First, each placeholder becomes a mark. Then each COPY becomes a
-        placeholder.
+        In ``text``, each placeholder stands for an image. The text COPY stands for a placeholder that a message
+        contained as text, and that does not stand for an image (see the module). First, each placeholder becomes a
+        mark. Then each COPY becomes a placeholder.
         """
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return ``marked`` with a placeholder, such as ``<|image_pad|>``, in place of each mark.
+        """Return ``marked``, in which each mark is replaced by a placeholder, such as ``<|image_pad|>``.
 
         A mark is a random text that stands for an image.
         """

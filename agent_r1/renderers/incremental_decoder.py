@@ -37,8 +37,9 @@ class IncrementalDecoder:
     def add(self, ids: Sequence[int]) -> str:
         """Add tokens, and return the text that becomes final.
 
-        If the last character is incomplete, return "" and keep all tokens pending. If more than ``MAX_PENDING`` tokens
-        are then pending, return the text of all but the last few tokens.
+        If the last character is complete, no token stays pending. If the last character is incomplete, all tokens stay
+        pending and the result is "". Exception: if more than ``MAX_PENDING`` tokens are pending, only the last few of
+        them stay pending, and the result is the text of the other tokens.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)

@@ -100,14 +100,17 @@ class Renderer(Protocol):
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that sampled tokens form. This method raises no exception.
+        """Parse the sampled tokens ``action_ids``, and return the action. This method raises no exception.
 
         A call that cannot be read has an ``error``. In turn 2, the ids of the calls are ``call_2_0``, ``call_2_1``, ...
         """
         ...
 
     def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Return the action that the text of sampled tokens forms. The text has no end token, and may be incomplete."""
+        """Parse the text of sampled tokens, and return the action.
+
+        The text has no end token, and may be incomplete.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -62,10 +62,10 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Return whether a generation may end after the tokens ``ids``. Only the text of new tokens is checked.
+        """Return whether a generation may end after the tokens ``ids``.
 
-        ``ids`` are all tokens of the generation so far. If ``ids`` do not begin with the tokens of the previous call, a
-        new generation has begun.
+        ``ids`` are all tokens of the generation so far. Only the text of tokens that were added since the previous call
+        is checked. If ``ids`` do not begin with the tokens of the previous call, a new generation has begun.
         """
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:

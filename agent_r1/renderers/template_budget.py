@@ -12,19 +12,26 @@ from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
 STEPS, STEPS_PER_CHARACTER = 100_000, 100
-"""One render of a chat template can take STEPS + STEPS_PER_CHARACTER * (characters of the conversation) steps.
+"""One render of a chat template may take at most STEPS steps, plus STEPS_PER_CHARACTER steps for each character of the
+conversation.
 
-A step is an iteration of a loop, a call, an operator or an output.
+A step is a call, an operator, an output, or one iteration of a loop. A call or an operator takes more steps if a value
+is long.
 """
 
 CHARACTERS, CHARACTERS_PER_CHARACTER = 10_000_000, 1000
-"""One render can produce CHARACTERS + CHARACTERS_PER_CHARACTER * (characters of the conversation) characters."""
+"""One render may produce at most CHARACTERS characters, plus CHARACTERS_PER_CHARACTER characters for each character of
+the conversation."""
 
 SECONDS = 5.0
-"""The largest processor time of the rendering thread in one render, in seconds. A render usually takes milliseconds."""
+"""The limit on the processor time of the rendering thread in one render, in seconds. A render usually takes
+milliseconds."""
 
 MAX_INTEGER_BITS = 2**14
-"""The largest number of bits of an integer that a template computes. Integers from JSON always have fewer bits."""
+"""The limit on the number of bits of an integer that a template computes.
+
+Integers from JSON always have fewer bits, because Python's JSON parser accepts at most 4300 digits.
+"""
 
 _STEPS_PER_CHECK, _CHARACTERS_PER_CHECK = 50, 100_000
 """How often a :class:`Budget` checks the time: every _STEPS_PER_CHECK steps, and for large outputs.
@@ -42,7 +49,10 @@ _CONVERSION = re.compile(
     r"[#0\- +]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?[hlL]?(?P<type>.?)",
     re.DOTALL,
 )
-"""A conversion of a format string of the operator ``%``, such as ``%s``, ``%5d``, ``%(name).2f`` and ``%%``."""
+"""A regular expression for one placeholder in a format string of the operator ``%``.
+
+Examples of placeholders are ``%s``, ``%5d``, ``%(name).2f`` and ``%%``.
+"""
 
 
 _COLLECTIONS: tuple[type[Collection[Any]], ...] = (
@@ -103,9 +113,10 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return the number of values in ``value`` and its inner containers, at most ``limit_steps``.
+        """Return 1 plus the number of elements of ``value`` and of all containers inside ``value``.
 
-        A container that occurs at two places is counted twice.
+        Keys of dictionaries are elements too. A container that occurs at two places is counted twice. The count stops
+        at ``limit_steps``.
         """
         return _traverse(value, self.limit_steps, characters=0)
 

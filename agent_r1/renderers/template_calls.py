@@ -61,7 +61,8 @@ _TEXTUAL = frozenset({
 """Filters that convert an input of another type to a text."""
 
 _COLLECTING = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique"})
-"""Filters and methods of a template that read all values of an iterator. The cost depends on all values."""
+"""Filters and methods of a template that read all values of an iterator. The cost of a call depends on all these
+values."""
 
 _COMPARING = _COLLECTING | {"count", "dictsort", "index"}
 """Filters and methods that copy or compare the texts in a container. A call costs the length of these texts."""
@@ -89,7 +90,7 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments ``args`` of a call of the filter or method ``name``.
+    """Return ``args``, the arguments of a call. ``name`` is the name of the called filter or method.
 
     If the first argument is an iterator and the call reads all its items, convert the iterator to a list. The cost of
     the call depends on the length of the list, and an iterator has no length.
@@ -102,7 +103,8 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def spend_call(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Subtract the cost of a call from ``budget`` before the call runs.
 
-    The call applies the filter ``name`` to ``value``, or calls the method ``name`` of ``value``.
+    The call applies a filter to ``value``, or calls a method of ``value``. The argument ``name`` is the name of the
+    filter or method.
 
     Raises:
         BudgetExceeded: the cost, or the possible length of the result, exceeds the rest of the budget.

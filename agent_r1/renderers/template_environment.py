@@ -76,7 +76,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state.budget = budget
 
     def syntax_tree(self, source: str) -> nodes.Template:
-        """Return the syntax tree of the template ``source``, without the filters that this environment adds."""
+        """Return the syntax tree of the template ``source``, as jinja2 parses the template.
+
+        To count the work of a render, this environment adds filters to the tree. This method does not add them.
+        """
         return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -151,7 +154,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a jinja2 test that calls ``function``, and subtracts the cost from the :class:`Budget` of the render.
 
-        The cost grows with the length of the arguments, because a test can read each argument once.
+        The cost grows with the length of the arguments, because a test may have to read each argument to the end.
         """
 
         def counted(*args: Any) -> Any:
@@ -298,7 +301,7 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks the assistant's text. Only the content of the block is rendered."""
+    """The block ``{% generation %}``, which marks the assistant's text. The marks do not change the rendered text."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -72,8 +72,8 @@ class Locality:
     def without_middle(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the first messages and the last messages of a conversation, without the messages between them.
 
-        For a message after the conversation, the template writes the same text as with the messages in between. If less
-        than two thirds of the messages can be left out, return all ``messages``.
+        For a new message, the template writes the same text after the returned messages as after all ``messages``. If
+        less than two thirds of the messages can be left out, return all ``messages``.
         """
         # The texts of the last ``near`` messages can change, and depend on ``near`` messages before them. The middle
         # begins and ends before an action, because a tool format can join adjacent messages of the user.
@@ -95,7 +95,10 @@ def find_locality(template: nodes.Template) -> Locality | None:
 
 
 def lacks_one_part(short: str, whole: str) -> bool:
-    """Return whether ``short`` is ``whole`` without one part, such as "abef" without the "cd" of "abcdef"."""
+    """Return whether the text ``short`` results if one part is removed from the text ``whole``.
+
+    Example: "abef" results if "cd" is removed from "abcdef".
+    """
     lengths = range(len(short) + 1)
     same = bisect_left(lengths, True, key=lambda length: not whole.startswith(short[:length])) - 1
     return len(short) <= len(whole) and whole.endswith(short[same:])
@@ -132,8 +135,8 @@ class _Proof:
             least 1.
         near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
             ``messages[-n]`` of the template; at least 1.
-        shift: the sum of all n in the slices ``messages[n:]`` of the template: a slice of a slice moves the indices by
-            both n.
+        shift: the sum of all n in the slices ``messages[n:]`` of the template. The sum is the largest possible shift of
+            the indices, because a slice can be sliced again.
         is_after_loop: whether the loop over the messages has been checked.
     """
 
@@ -284,7 +287,11 @@ def _has_iterator(node: nodes.Node) -> bool:
 
 
 def _iterated(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` without outer filters that only select or reorder items: ``tools`` for ``tools | reverse``."""
+    """Return ``node`` without its outer filters in ``_ITERATORS``, except ``map``.
+
+    Example:
+        For the node ``tools | reverse``, return the node ``tools``.
+    """
     while isinstance(node, nodes.Filter) and node.name in _ITERATORS - {"map"} and node.node is not None:
         node = node.node
     return node

@@ -203,7 +203,7 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools,
     ) -> RenderedPrompt | None:
-        """Return the result of :meth:`bridge_to_next_turn` for a prompt with the text ``before``."""
+        """Return the result of :meth:`bridge_to_next_turn`. The argument ``before`` is the text of the prompt."""
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
@@ -245,7 +245,7 @@ class TemplateRenderer:
         return self.parse_text(self.decode(self._without_end(action_ids)), turn, tools)
 
     def parse_text(self, text: str, turn: int = 0, tools: Tools = (), *, opened: bool | None = None) -> Action:
-        """Return the action that the text of sampled tokens forms.
+        """Parse the text of sampled tokens, and return the action.
 
         If a call cannot be read, the content of the message is the whole text, so that the next prompt contains all
         text that the policy wrote. ``opened`` says whether the text begins inside the reasoning. The default is True if

@@ -27,7 +27,7 @@ class BM25Index:
         self._index.index(words, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first. A passage must contain a word of the query.
+        """Return at most ``k`` passages for each query, best passage first. A passage must contain a word of the query.
 
         Passages of equal score come in the order of the corpus.
         """

@@ -1,4 +1,4 @@
-"""Dense search: inner products of the vectors of queries and passages rank the passages."""
+"""Dense search: the passages are ranked by the inner product of the passage's vector and the query's vector."""
 
 from __future__ import annotations
 

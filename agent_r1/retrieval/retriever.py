@@ -19,9 +19,9 @@ class Retriever(Protocol):
     """An object that searches passages for many queries at once. Several threads can call it at the same time."""
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages per query, best first, in the order of ``queries``.
+        """Return at most ``k`` passages for each query, best passage first. The queries keep their order.
 
-        Raises RetrievalError if the retriever is not available.
+        Raise RetrievalError if the retriever is not available.
         """
         ...
 

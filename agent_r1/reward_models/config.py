@@ -63,8 +63,8 @@ class RewardModelConfig(BaseModel):
 
     implicit_reward: ImplicitReward = "probability"
     """Reward of a turn, with kind implicit. probability: how much the predicted probability of success rises in this
-    turn. log_ratio: beta * log(p / p_ref), which has no bound. p and p_ref are probabilities of the turn: p by the
-    trained model, p_ref by the model before the training. Do not train on log_ratio alone: add a KL penalty or the true
+    turn. log_ratio: beta * log(p / p_ref), with the turn's probability p by the trained model, and p_ref by the model
+    before the training. log_ratio has no bound, so do not train on log_ratio alone: add a KL penalty or the true
     reward.
     """
 
@@ -75,8 +75,8 @@ class RewardModelConfig(BaseModel):
     """Number of passes over the attempts for training."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Number of attempts per optimizer step. A batch can be larger: a group is not divided if the loss is pairs,
-    or if the common tokens of a group are computed only once.
+    """Number of attempts per optimizer step. With the loss "pairs", or if the common tokens of a group are computed
+    only once, a batch can be larger, because groups are not divided.
     """
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
@@ -86,7 +86,8 @@ class RewardModelConfig(BaseModel):
     """Decoupled weight decay of AdamW."""
 
     max_attempts: int = Field(default=0, ge=0)
-    """Approximate number of attempts for training; 0: all attempts. Whole tasks are drawn at random."""
+    """Approximate number of attempts for training; 0: all attempts. The number is approximate, because tasks are drawn
+    at random, each with all its attempts."""
 
     micro_tokens: int = Field(default=16384, ge=1)
     """Maximum number of tokens in one forward and backward pass, with padding."""

@@ -21,7 +21,7 @@ RESAMPLES = 500
 """The number of bootstrap samples for a confidence interval."""
 
 BINS = 10
-"""To measure the calibration, the predictions from 0 to 1 are divided into this number of bins of equal width."""
+"""To measure the calibration, the predictions from 0 to 1 are grouped into this number of bins of equal width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Evaluation:
             probability is above 0.5. For the loss "regression", success is predicted if the predicted reward is above
             the setting ``success``.
         majority: the accuracy of always predicting the more frequent outcome.
-        bins: the traces, divided by their predicted probability into ``BINS`` intervals of equal width. Empty intervals
+        bins: the traces, grouped by their predicted probability into ``BINS`` intervals of equal width. Empty intervals
             are left out. () if the loss is not "outcome".
         calibration_error: the expected calibration error. The error of one bin is the distance between its mean
             prediction and its share of successes. The errors of all bins are averaged, weighted by the numbers of

@@ -111,9 +111,10 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judge:
-    """A scorer with one reward, called ``name``: the grade from 0 to 1 that a judge gives to each attempt.
+    """A scorer with one reward: the grade from 0 to 1 that a judge gives to each attempt.
 
-    One request contains the whole group; attempts with equal texts are sent once. Without a valid answer, each reward
+    The attribute ``name`` is the name of the reward. One request contains the whole group; attempts with equal texts
+    are sent once. Without a valid answer, each reward
     of the group is an Unscored with the reason of the failure. The API key is never in this reason, a cache or a log.
 
     Example:
@@ -262,7 +263,7 @@ def _write(file: Path, grades: tuple[float, ...]) -> None:
 def transcript(trajectory: Trajectory, most: int) -> str:
     """Return the messages of an attempt as text, without the opening messages (the system prompt and the task).
 
-    If the text has more than ``most`` characters, its middle is left out.
+    ``most`` is the limit of the text in characters. In a longer text, a note replaces the middle.
     """
     lines: list[str] = []
     for message in trajectory.messages[len(trajectory.start) :]:

@@ -25,7 +25,8 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""Sharing the first tokens of traces saves no time in a model with fewer parameters than this number."""
+"""The smallest number of parameters of a model that computes equal first tokens of several traces only once. In a
+smaller model, sharing these tokens saves no time."""
 
 Prefixes = tuple[PrefixStates, ...]
 """The attention keys and values of a prefix: the first tokens, which are equal in all sequences of a batch.
@@ -163,8 +164,9 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
     """Return the loss of a batch. Add the gradient of the loss to the ``grad`` of the weights.
 
     The loss L can compare traces of different micro-batches, so L needs the scores of the whole batch. If the batch has
-    more than ``micro_tokens`` tokens, first compute all scores without a gradient, and dL/dscore from these scores.
-    Then run each micro-batch again, with the loss sum(score * dL/dscore): its gradient is the gradient of L.
+    more than ``micro_tokens`` tokens, first compute the scores of all micro-batches (without an autograd graph), and
+    from these scores L and dL/dscore. Then run each micro-batch again, with the loss sum(score * dL/dscore) over its
+    turns. The gradients of these losses add up to the gradient of L.
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)
@@ -192,7 +194,8 @@ def trace_loss(
     """Return the loss function of a batch of R traces. The loss function takes the scores (S,) of all S turns.
 
     Args:
-        targets: (R,) for the loss "outcome", 1 for a success and 0 for a failure; for any other loss, the rewards.
+        targets: (R,) one number per trace. For the loss "outcome", the number is 1 for a success and 0 for a failure.
+            For any other loss, the number is the reward.
         groups: (R,) the group of each trace.
     """
 

@@ -19,8 +19,8 @@ MICRO_TOKENS = 16384
 class RewardModelScorer:
     """A scorer with one reward, called ``name``, from a reward model.
 
-    The prediction of the model is a probability of success. If the model was trained with the loss "regression", the
-    prediction is a reward. The kind of the model determines what the scorer returns:
+    The prediction of the model is a reward if the model was trained with the loss "regression", otherwise a probability
+    of success. The kind of the model determines what the scorer returns:
 
     - trajectory: the prediction for the whole trajectory.
     - turns: for each turn, V_k - V_(k-1). V_k is the prediction after turn k, and V_0 = 0.

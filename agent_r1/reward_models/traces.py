@@ -25,7 +25,7 @@ from agent_r1.store import RunReader
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded attempt with its target, the recorded reward. ``group`` is (index of the run, id of the group)."""
+    """A recorded attempt. ``target`` is its recorded reward, and ``group`` is (index of the run, id of the group)."""
 
     trajectory: Trajectory
     group: tuple[int, int]
@@ -76,9 +76,10 @@ def _is_usable(trajectory: Trajectory) -> bool:
 
 
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:
-    """Divide traces by task into two parts: for training, and held out. About ``held_out`` of all tasks are held out.
+    """Divide traces by task into two parts: traces for training, and held-out traces.
 
-    Whether a task is held out depends only on its id and on ``seed``. Raise InvalidInput if a part is empty.
+    The argument ``held_out`` is the approximate share of tasks in the second part. The choice of the part depends only
+    on the id of the task, on this share and on ``seed``. Raise InvalidInput if a part is empty.
     """
     parts: tuple[list[Trace], list[Trace]] = ([], [])
     for trace in traces:
@@ -90,7 +91,10 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Return all traces of some random tasks: about ``most`` traces, or all ``traces`` if ``most`` is 0."""
+    """Return all traces of some random tasks.
+
+    Tasks are drawn until the number of traces is at least ``most``. If ``most`` is 0, all ``traces`` are returned.
+    """
     if most == 0 or len(traces) <= most:
         return tuple(traces)
     tasks = sorted({trace.trajectory.task_id for trace in traces})
@@ -113,7 +117,9 @@ def _place(task: str, seed: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTraces:
-    """Token sequences of R traces (recorded attempts), with S turns that have action tokens and N action tokens.
+    """Token sequences of R traces (recorded attempts), with N action tokens in S turns.
+
+    Turns without action tokens are not counted, and have no index.
 
     Attributes:
         sequences: the tokens, as the models read them.

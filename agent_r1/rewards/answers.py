@@ -80,7 +80,7 @@ def final_text(trajectory: Trajectory) -> str | None:
 
 
 def calls_are_valid(trajectory: Trajectory) -> bool:
-    """Return whether every tool call could be parsed, named a known tool, and gave this tool valid arguments.
+    """Return whether every tool call could be parsed, was a call of a known tool, and had valid arguments.
 
     A valid call can fail in the tool. If a call of the last turn was not run, only its syntax is checked.
     """

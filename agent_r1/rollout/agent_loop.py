@@ -190,9 +190,9 @@ class _AgentRollout:
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
         """Return a prompt that asks the policy for a summary, or None if every possible prompt is too long.
 
-        The first prompt that is tried holds the whole history: ``before``, which ends with the last action, and then
-        ``observation``. The next prompts hold the shorter histories that the context policy proposes. Each prompt ends
-        with ``request``.
+        The first prompt that is tried holds the whole history: the messages in ``before``, which end with the last
+        action, and the messages in ``observation``. The next prompts hold the shorter histories that the context policy
+        proposes. Each prompt ends with ``request``.
         """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):

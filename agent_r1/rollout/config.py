@@ -15,24 +15,24 @@ class ContextPolicyConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     name: ContextPolicyName = "append"
-    """The context policy: append (the policy sees the whole episode), window, truncate, summary or evidence; see
-    docs/contexts.md."""
+    """The context policy: "append" (the policy sees the whole episode), "window", "truncate", "summary" or "evidence";
+    see docs/contexts.md."""
 
     keep_turns: int = Field(default=2, ge=1)
-    """With window, truncate and evidence: number of latest turns that the policy sees unchanged, if there is room.
-    With summary: the policy writes a summary after keep_turns + 1 turns, or earlier if the context has no room. The
-    summary replaces all turns so far."""
+    """With "window", "truncate" and "evidence": number of latest turns that the policy sees unchanged, if there is
+    room. With "summary": the policy writes a summary after keep_turns + 1 turns, or earlier if the context has no room.
+    The summary replaces all turns so far."""
 
     after_tokens: int = Field(default=0, ge=0)
     """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""
 
     max_characters: int = Field(default=200, ge=1)
-    """With the context policy truncate: number of characters to which each older tool result is cut. The tool results
+    """With the context policy "truncate": number of characters to which each older tool result is cut. The tool results
     of the latest turns (keep_turns) stay whole."""
 
     max_lines: int = Field(default=3, ge=1)
-    """Number of lines that are kept in total from all older tool results, if ``name`` is evidence. The tool results of
-    the latest turns (keep_turns) stay whole."""
+    """With the context policy "evidence": number of lines that are kept in total from all older tool results. The tool
+    results of the latest turns (keep_turns) stay whole."""
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:

@@ -218,7 +218,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return the opening messages ``start`` with ``notes`` at the end of the last user message.
+    """Return a copy of the opening messages (``start``), with ``notes`` added at the end of the last user message.
 
     No second user message is added, because some chat templates refuse two adjacent user messages. If ``start`` has no
     user message, a user message with the notes is added at the end.

@@ -26,8 +26,9 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    The reward ``return`` of a trajectory is the player's score. A player's episode begins with ``task.messages`` and
-    the first question of the game to the player. A player without a question has a score but no turns.
+    The score of a player is the reward of the player's trajectory, with the name "return". A player's episode begins
+    with ``task.messages`` and the first question of the game to the player. A player without a question has a score but
+    no turns.
 
     If the game fails or takes more than ``seconds``, no trajectory has a reward, and each trajectory whose status
     allows training gets the status REWARD_FAILED.
@@ -61,7 +62,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return ``trajectory``. If the game asked the player no question, ENVIRONMENT_FAILED becomes COMPLETED."""
+    """Return ``trajectory``. For a player without a question, the status ENVIRONMENT_FAILED becomes COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -20,7 +20,7 @@ from agent_r1.rollout.scripted_engine import completion_of
 from agent_r1.rollout.user_code import validate_messages, validate_transition
 
 UNLIMITED_TOKENS = 10**9
-"""The limit on tokens for scripted agents, which no episode reaches."""
+"""The limit on tokens for scripted agents. The limit is so high that no episode reaches it."""
 
 
 class ScriptedAgent:

@@ -311,8 +311,8 @@ class Session:
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
         """Return (rendered prompt, tokens, images) of turn ``index``.
 
-        The rendered prompt ends before the action of the turn. The tokens and images cover the whole conversation, and
-        the action.
+        The rendered prompt ends before the action of the turn. The tokens and images begin at the start of the
+        conversation, and end with the action of the turn.
         """
         action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:

@@ -14,9 +14,9 @@ class StalenessController:
     the attempt. If ``max_staleness`` is 0, training is synchronous.
 
     Groups are numbered from 0, and each step takes the next groups in this order. A step takes ``groups_per_step``
-    groups. If the algorithm's filters keep no attempt of a group, the step takes one more group instead (dynamic
-    sampling: DAPO, arXiv:2503.14476). ``groups_wanted`` is the number of groups that the current step takes, as far as
-    known now.
+    groups. If the algorithm's filters keep no attempt of a group, the step takes one more group (dynamic sampling:
+    DAPO, arXiv:2503.14476), but at most ``(1 + refill) * groups_per_step`` groups in total. ``groups_wanted`` is the
+    number of groups that the current step takes, as far as known now.
 
     A group is allowed to start as soon as one thing is certain: the current step, or one of the next ``max_staleness``
     steps, takes the group. So no group is sampled in vain.
@@ -27,7 +27,7 @@ class StalenessController:
     Args:
         steps: the number of optimizer steps that remain.
         groups_per_step: the number of groups that a step takes if the filters keep an attempt of each.
-        refill: a step takes at most ``(1 + refill) * groups_per_step`` groups.
+        refill: a step takes at most ``refill * groups_per_step`` additional groups.
         taken: the number of groups that the run used before it was resumed.
         version: the version of the weights that the engine serves.
     """

@@ -63,10 +63,10 @@ class _TurnEnd(Exception):
 
 @dataclass(slots=True)
 class RepeatingEngine:
-    """An engine that returns the recorded actions in order, then samples one new action, and then ends the attempt.
+    """An engine that returns the recorded actions in order, and then samples one new action.
 
-    In one turn of the beam search, several of these engines sample one new action each. The new actions are numbered
-    from 0.
+    If the agent loop requests a further action, the engine ends the attempt. In one turn of the beam search, several of
+    these engines sample one new action each. The new actions are numbered from 0.
 
     Attributes:
         engine: samples the new action.
@@ -77,7 +77,8 @@ class RepeatingEngine:
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
         is_sampled: whether the new action was sampled.
-        goes_on: whether the episode goes on after the new action.
+        goes_on: whether the agent loop requested a further action, so that a later attempt can continue the
+            conversation.
     """
 
     engine: InferenceEngine

@@ -11,11 +11,14 @@ from contextlib import AbstractAsyncContextManager
 from weakref import WeakKeyDictionary
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""The largest number of programs that run at the same time in one event loop. More programs wait."""
+"""The limit on the number of programs that run at the same time in one event loop. Further programs wait."""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager. At most MAX_CONCURRENT of its ``with`` blocks run at the same time in an event loop."""
+    """Return a context manager that waits until fewer than MAX_CONCURRENT ``async with slot()`` blocks run.
+
+    The limit applies to all ``async with slot()`` blocks in one event loop.
+    """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -58,7 +58,8 @@ class SandboxConfig(BaseModel):
     model_config = _SETTINGS
 
     level: SandboxLevel = DEFAULT_LEVEL
-    """bubblewrap: programs run in a container without network. none: programs run with the rights of your user."""
+    """The isolation of programs. With "bubblewrap", programs run in a container without network. With "none", programs
+    run with the rights of your user."""
 
     limits: Limits = Limits()
     """The limits of one program."""

@@ -5,8 +5,9 @@ gets the tests. A candidate passes only if the tests' process ends its output wi
 new for each run.
 
 Some arguments cannot be sent to the candidate's process unchanged. If the tests call a function with such an argument,
-the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). A candidate cannot cause this verdict
-with an unusual result, because every result can be sent back to the candidate unchanged, as an argument.
+the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). The tests may use a result of the candidate
+as an argument of a later call. Every such result can be sent unchanged, so the candidate cannot cause this verdict by
+returning an unusual result.
 """
 
 from __future__ import annotations

@@ -180,9 +180,10 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Return a user id that no user of this machine has. Each call returns a different id.
+    """Choose a user id that no user of this machine has, and return the id.
 
-    After ``_UIDS_PER_TRAINER`` calls, the ids repeat. If this user namespace does not contain the id, return 65534.
+    The first ``_UIDS_PER_TRAINER`` calls choose different ids. After these calls, the ids repeat. If this user
+    namespace does not contain the chosen id, return 65534.
     """
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER

@@ -61,9 +61,9 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Attack every isolation layer, in a process with the isolation ``layers``. Return the layers that were broken.
+    """Start a process that is isolated by ``layers``, and attack all layers that exist. Return the broken layers.
 
-    A layer that is not in ``layers`` is attacked too, and the result contains it if it is broken.
+    A layer that is not in ``layers`` is attacked too. If the attack succeeds, the layer is in the result.
 
     Raise InvalidInput if the probe does not run to its end.
     """

@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return the text "none: nothing" if this process has a sandbox without isolation; otherwise None.
+    """Return :attr:`Sandbox.isolation` of a sandbox of this process that has the level "none".
 
-    The text has the form of :attr:`Sandbox.isolation`: the level is "none", and nothing is isolated.
+    The result is the text "none: nothing". If this process has no such sandbox, the result is the value None.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -79,7 +79,10 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The isolation level and its layers: ``bubblewrap: files limits network``. No layers: ``none: nothing``."""
+        """The isolation level and its layers as text, such as "bubblewrap: files limits network".
+
+        The text is "none: nothing" if the sandbox has no isolation.
+        """
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:

@@ -131,7 +131,10 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter, most: int | None = None) -> Query:
-    """Return the query that counts the attempts that meet the conditions ``where``. The count stops at ``most``."""
+    """Return the query that counts the attempts that the filter ``where`` selects.
+
+    The argument ``most`` is the maximum of the count; None: no maximum.
+    """
     condition = condition_query(where)
     rows = f"SELECT 1 FROM {TABLES} WHERE {condition.sql} LIMIT ?"
     return Query(f"SELECT count(*) FROM ({rows})", (*condition.parameters, -1 if most is None else most))

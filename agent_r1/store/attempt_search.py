@@ -26,7 +26,10 @@ from agent_r1.store.compression import unpack_document
 from agent_r1.store.rows import attempt_key
 
 SEARCH_SECONDS = 0.1
-"""The time limit of a text search for one page of a list, in seconds. The page then holds the attempts found so far."""
+"""The time limit of a text search for one page of a list, in seconds.
+
+At the time limit, the search ends, and the page holds the attempts found so far.
+"""
 
 SEARCHED_AT_LEAST = 100
 """The number of attempts that a text search reads before SEARCH_SECONDS can end the search."""
@@ -48,7 +51,7 @@ class AttemptPage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptList:
-    """A sorted list of attempts that meet the conditions ``where``.
+    """A sorted list of the attempts that the filter ``where`` selects.
 
     Attributes:
         order: the column by which the list is sorted, such as "reward". Attempts without a value come last.
@@ -70,11 +73,11 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of ``listed``: at most ``limit`` attempts after the attempt ``after``.
+    """Return a page of the list ``listed``: at most ``limit`` attempts.
 
-    If ``after`` is None, return the first page. With ``backwards``, the page holds the attempts before ``after``, in
-    reverse order. If ``listed.text`` is given, the search ends after SEARCH_SECONDS, and the page can have fewer
-    attempts.
+    The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins with
+    the first attempt of the list. With ``backwards``, the list is read in reverse order. If ``listed.text`` is given,
+    the search ends after SEARCH_SECONDS, and the page can have fewer than ``limit`` attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     if listed.text is None:
@@ -96,9 +99,10 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of the attempts that follow ``after`` in a list.
+    """Return the query for the row ids of all attempts in the list ``listed`` that come after a given attempt.
 
-    If ``after`` is None, the query finds the whole list. If ``after`` is not recorded, the query finds no row.
+    The argument ``after`` is the id of the given attempt. If ``after`` is None, the query finds the whole list. If
+    ``after`` is not recorded, the query finds no row. With ``backwards``, the order of the list is reversed.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending
@@ -147,8 +151,8 @@ def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[Atte
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
     """Yield the stored texts of one attempt, in which a search looks for a text.
 
-    The id of the attempt is a string. The reasons why the attempt failed or was dropped are strings too. The messages
-    of the attempt are packed documents: results of :func:`pack_document`.
+    The id of the attempt, and the reasons why the attempt failed or was dropped, are yielded as strings. The messages
+    of the attempt are yielded as packed documents: bytes from :func:`pack_document`.
     """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()

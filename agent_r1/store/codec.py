@@ -17,10 +17,11 @@ MAX_INTEGER_BITS = 4096
 
 
 def encode_value(value: Any, depth: int = 0) -> Any:
-    """Convert a value to a JSON value that :func:`decode_value` converts back.
+    """Convert a value to a JSON value. :func:`decode_value` converts the result back.
 
-    Values that JSON cannot represent (objects, sets, very long integers) become text, and stay text when decoded.
-    Collections at depth ``MAX_DEPTH`` are replaced by ``TOO_DEEP``.
+    Tuples, and mappings with keys that are not text, are marked, so that they can be converted back. Objects, sets and
+    very long integers become text, and are not converted back. Collections at depth ``MAX_DEPTH`` are replaced by
+    ``TOO_DEEP``.
 
     Example:
         >>> encode_value({"titles": ("Alba", "Bruno")})

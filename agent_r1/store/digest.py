@@ -18,8 +18,9 @@ def run_digest(reader: RunReader) -> str:
     Covered: attempts with their policy versions, tokens, log-probabilities and rewards; in which step each attempt was
     trained or dropped, with the sum of its advantages; metrics; the checksums of all weights.
 
-    Not covered: times, reasons, log events, the run's name and configuration, rewards of weight 0, superseded rows
-    (which became invalid when the run was resumed), and the order in which attempts ended.
+    Not covered: times, the reasons why attempts failed or were dropped, log events, the run's name and configuration,
+    rewards of weight 0, superseded rows (which became invalid when the run was resumed), and the order in which
+    attempts ended.
 
     If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
     """

@@ -143,7 +143,7 @@ class Ledger:
 
 
 def read_head(connection: sqlite3.Connection) -> Seal:
-    """Return the seal in the table ``head``: the number of the last row of the run, and a hash of all rows.
+    """Return the seal in the table ``head``: the index of the ledger's last row, and a hash of all rows of the ledger.
 
     Raises sqlite3.DatabaseError if the table does not hold exactly one seal.
     """
@@ -154,7 +154,7 @@ def read_head(connection: sqlite3.Connection) -> Seal:
 
 
 def read_latest_seal(database: Path) -> Seal | None:
-    """Return the last seal of a run: the number of its last row, and a hash of all rows.
+    """Return the last seal of a ledger: the index of the ledger's last row, and a hash of all rows of the ledger.
 
     Return None if the file ``database`` does not exist.
     """

@@ -56,9 +56,10 @@ class ModelFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a manifest.
+    """The content of the manifest of a saved folder.
 
-    ``seal`` is the last seal (a hash of all rows) of the run when the folder was saved; None without a run.
+    ``seal`` is the last seal (a hash of all rows) that the run had when the folder was saved. ``seal`` is None if the
+    folder belongs to no run.
     """
 
     fingerprint: ModelFingerprint

@@ -194,22 +194,28 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return at most ``limit`` attempts that meet the conditions ``where``, after the first ``offset`` attempts."""
+        """Return the attempts that the filter ``where`` selects.
+
+        The first ``offset`` attempts are left out, and at most ``limit`` attempts are returned.
+        """
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
     def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
-        """Return the number of attempts that meet the conditions ``where``, but at most ``most``."""
+        """Return the number of attempts that the filter ``where`` selects.
+
+        The argument ``most`` is the maximum of the result; None: no maximum.
+        """
         query = count_query(where, most)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return a page of a list: at most ``limit`` attempts after the attempt ``after``.
+        """Return a page of the list ``listed``: at most ``limit`` attempts.
 
-        If ``after`` is None, return the first page. With ``backwards``, the page holds the attempts before ``after``,
-        in reverse order.
+        The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins
+        with the first attempt of the list. With ``backwards``, the list is read in reverse order.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 

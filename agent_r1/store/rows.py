@@ -143,7 +143,8 @@ def event_rows(
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
     """Return the row id of the latest start of an attempt; None if the attempt was never started.
 
-    The database refuses a row with None as its attempt, so nothing can be recorded about an attempt before its start.
+    The rows about an attempt contain this id. The database refuses such a row if the id is None, so nothing can be
+    recorded about an attempt before its start.
     """
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()

@@ -1,7 +1,7 @@
 """Segments of a run. A segment is a stretch of training without a stop.
 
-If a run is resumed from a checkpoint, a new segment begins, and the records of later steps are superseded: they no
-longer count.
+If a run is resumed from a checkpoint, a new segment begins. The old records of the steps after the checkpoint are
+superseded, which means that they no longer count.
 """
 
 from __future__ import annotations

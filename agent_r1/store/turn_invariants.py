@@ -83,7 +83,7 @@ def _attempt_problems(connection: sqlite3.Connection, key: int, newest: int, cou
 
 
 def _decode_content(content: bytes) -> tuple[list[ToolResult], tuple[PolicyVersionSpan, ...]]:
-    """Return the tool results of a turn, and which policy version sampled which tokens, from the turn's stored content.
+    """Decode the stored content of a turn. Return the tool results, and which policy version sampled which tokens.
 
     If the content is damaged, raise one of ``DECODING_ERRORS``.
     """

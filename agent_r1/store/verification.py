@@ -30,8 +30,8 @@ class VerificationReport:
         attempts: the number of trained, dropped, superseded and pending attempts. A superseded attempt became invalid
             when the run was resumed. A pending attempt is neither trained nor dropped yet.
         rows: the number of rows in the database.
-        not_closed: the number of rows after the last row whose seal is stored outside the database. If there are
-            violations, this number is 0.
+        not_closed: the number of newest rows that no seal outside the database covers. If there are violations, this
+            number is 0.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
     """

@@ -40,12 +40,14 @@ class _Submission:
 class RunWriter:
     """A :class:`~agent_r1.core.events.Recorder` that writes ``run.db`` in a thread of its own.
 
-    The start of an attempt must be recorded before other events about the attempt. An attempt finishes at most once and
-    gets at most one fate, such as trained. A ``record`` call returns only after its events are on the disk. If the call
-    violates these rules, or the disk fails, the call raises RunWriteError, and none of its events is recorded. After a
-    failure of the disk, all later calls raise RunWriteError.
+    A ``record`` call returns only after its events are on the disk. If the disk fails, or the call violates one of
+    these rules, the call raises RunWriteError, and none of its events is recorded:
 
-    Only one process can write a run at a time.
+    - The start of an attempt is recorded before other events about the attempt.
+    - The end of an attempt is recorded at most once.
+    - At most one fate, such as trained, is recorded for an attempt.
+
+    After a failure of the disk, all later calls raise RunWriteError. Only one process can write a run at a time.
 
     Attributes:
         run: the name with which the run was created, even if the folder was renamed.

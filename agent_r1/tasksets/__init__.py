@@ -16,9 +16,9 @@ __all__ = ["TASKSETS", "build"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetEntry:
-    """A task set that a user can select by name.
+    """An entry in ``TASKSETS``, for a task set that a user can select by name.
 
-    The field ``build`` is a function: (data, corpus, seed) -> task set.
+    The field ``build`` is the function that builds the task set: (data, corpus, seed) -> task set.
     """
 
     description: str
@@ -27,9 +27,9 @@ class TaskSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """A task set with a search of passages.
+    """An entry in ``TASKSETS``, for a task set with a search of passages.
 
-    The field ``build`` is a function: (data, corpus, seed, sentence encoder) -> task set.
+    The field ``build`` is the function that builds the task set: (data, corpus, seed, sentence encoder) -> task set.
     """
 
     description: str
@@ -38,9 +38,9 @@ class SearchEntry:
 
 @dataclass(frozen=True, slots=True)
 class SandboxedEntry:
-    """A task set that runs code written by the policy.
+    """An entry in ``TASKSETS``, for a task set that runs code written by the policy.
 
-    The field ``build`` is a function: (data, corpus, seed, sandbox level) -> task set.
+    The field ``build`` is the function that builds the task set: (data, corpus, seed, sandbox level) -> task set.
     """
 
     description: str

@@ -156,7 +156,7 @@ class Customer:
 
     The customer answers the agent's questions, and ends the conversation after a message without a question. The
     customer knows the number of the order and, if the order is to be changed, the new colour or city. If a message asks
-    for more than one of number, colour and city, the reply is "One question at a time, please."
+    for two or three values (order number, colour, city), the reply is "One question at a time, please."
     """
 
     async def reply(self, task: Task, said: Sequence[Message], context: RolloutContext) -> Reply:

@@ -53,9 +53,9 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split. The questions of a split use its kinds in turn.
+"""The kinds of questions of each split. The questions of a split repeat the kinds of the split in order.
 
-In ``train``, the questions have the kinds color, place, turned, color, place, turned, ..
+In ``train``, for example, the questions have the kinds "color", "place", "turned", "color", "place", "turned", ..
 
 ``shuffled-images`` is a control experiment: each task has the picture of another task. In this split, a policy that
 looks at the picture is right only as often as a policy that guesses.
@@ -86,9 +86,8 @@ class Question:
     Attributes:
         kind: "color" if the question names the shape; "place" or "turned" if the question names the place.
         quarters: the content of the picture.
-        place: the place of the shape.
-        degrees: by how many degrees clockwise the agent must rotate the picture before the shape is at ``place``. If
-            ``degrees`` is 0, the shape is at ``place`` without a rotation.
+        place: the place of the shape after the picture is rotated clockwise by ``degrees``.
+        degrees: the angle of the rotation; 0 if ``kind`` is not "turned".
         answer: the color of the shape.
 
     Example:

@@ -1,6 +1,6 @@
 """Divide the questions of a benchmark into training, validation and test questions.
 
-The validation questions choose the best checkpoint. An evaluation reports the test questions.
+The validation questions are used to choose the best checkpoint. An evaluation reports results on the test questions.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class PageCounts:
 
 
 class OpenPageCounts:
-    """An :class:`~agent_r1.tools.resources.Opener` that gives each episode its own counts of searches per page."""
+    """An :class:`~agent_r1.tools.resources.Opener` that gives each episode its own :class:`PageCounts`."""
 
     async def open(self, task: Task, context: RolloutContext) -> PageCounts:
         return PageCounts()
@@ -152,9 +152,10 @@ def search_outcome(task: Task, title: str, nth: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, nth: int) -> int:
-    """Return the number of the search that is certain to return the true page (see ``FRESH``).
+    """Return which search, in the block of the ``nth`` search, is certain to return the true page (see ``FRESH``).
 
-    The search is in the same block of three searches as the ``nth`` search.
+    The searches for a page are numbered from 1. In each block of three searches, one search is certain to return the
+    true page. The result is the number of this search.
 
     Example:
         4, 5 or 6 if ``nth`` is 5, because the searches 4 to 6 are one block
@@ -168,15 +169,16 @@ def _luck(task: Task, title: str, what: str) -> random.Random:
 
 
 def old(task: Task, title: str, nth: int) -> Wiki:
-    """Return a wiki that contains only one page: an outdated edition of the page ``title``.
+    """Return a wiki that contains only one page: an outdated edition of the page with the title ``title``.
 
     ``nth`` is the number of the search for this page, from 1. The outdated edition has the values of the true page, but
-    each value stands at a wrong relation. The searches 1 to 66 get different editions. Any two of the first four
-    editions differ in the value of every relation.
+    each value stands at a wrong relation. A page has five relations, so there are 44 outdated editions. The searches 1
+    to 66 that can return an outdated edition (two in each block of three, see ``FRESH``) get different editions. Any
+    two of the first four editions differ in the value of every relation.
 
     Example:
-        If the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an outdated edition is
-        {"mayor": "Dovra", "river": "Elam", "twin": "Bruno"}.
+        Shortened to three relations: if the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an
+        outdated edition is {"mayor": "Dovra", "river": "Elam", "twin": "Bruno"}.
     """
     relations, values = zip(*_wiki(task).facts[title].items(), strict=True)
     before = (nth - 1) // FRESH * (FRESH - 1) + (nth - 1) % FRESH - (nth > _surely_fresh(task, title, nth))
@@ -257,9 +259,10 @@ def solutions(task: Task) -> ReferenceSolutions:
 
 
 def _needed(task: Task, title: str) -> int:
-    """Return how many searches for the page ``title`` an agent needs until two searches have returned the true page.
+    """Return the number of searches that an agent needs until two searches have returned the true page.
 
-    The number can be above 2, because a search can fail or return an outdated edition of the page.
+    All searches are for the page with the title ``title``. The number can be above 2, because a search can fail or
+    return an outdated edition of the page.
     """
     fresh = time = 0
     while fresh < 2:

@@ -47,7 +47,7 @@ SEED_VARIABLE = "AGENT_R1_SEED"
 _MAX_PAGES = 100
 
 _MIN_SECRET = 6
-"""The smallest length of a credential. Shorter values, such as "1" or "true", are not removed from messages."""
+"""The minimum length of a credential that is removed from messages. Shorter values, such as "1" or "true", are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StdioServer:
         return redact_command(self.command)
 
     def redact(self, text: str) -> str:
-        """Return the text without the values of ``variables`` and without credentials in addresses."""
+        """Return the text without the values in ``self.variables``, and without credentials in addresses."""
         return _redact(text, self.variables.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
@@ -101,7 +101,7 @@ class HttpServer:
         return redact_url(self.url)
 
     def redact(self, text: str) -> str:
-        """Return the text without the values of ``headers`` and without credentials in addresses."""
+        """Return the text without the values in ``self.headers``, and without credentials in addresses."""
         return _redact(text, self.headers.values())
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
@@ -123,14 +123,14 @@ def mcp_tools(
 ) -> list[Tool]:
     """Return the tools of an MCP server, for a ToolEnv. The server is asked for its tools once.
 
-    By default, each episode that calls a tool has its own connection. For a command, each connection is a separate
-    server process. For a URL, each connection is a session, and the server decides which state the sessions share.
-    If a server crashes or hangs, only the calls of its episode fail, with an explanation.
+    By default, each episode that calls a tool has its own connection. If ``server`` is a command, each connection has
+    its own server process. If ``server`` is a URL, each connection is a session, and the server decides which state the
+    sessions share. If a connection fails, only the calls of the episode with this connection fail, with an explanation.
 
     Args:
         server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
         scope: ``episode`` for one connection per episode; ``run`` for one connection that all episodes share, for
-            servers without state. If this connection fails, later episodes get a new one.
+            servers without state. If this connection fails, later episodes get a new connection.
         timeout: the time limit of a call in seconds, without the time for connecting.
         only: the names of the tools to return (default: all tools).
         prefix: a text that is put before each name, to distinguish the tools of two servers.

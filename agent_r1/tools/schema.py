@@ -54,8 +54,8 @@ class FunctionSignature:
         model: a pydantic model that validates the arguments. Its fields are named p0, p1, .., because pydantic does not
             accept every name. The alias of a field is the name of the parameter.
         names: the parameters that the policy fills in, in the order of the fields of ``model``.
-        injected: the types of the parameters that the policy does not fill in, by name: Task, RolloutContext or
-            Resources.
+        injected: the name and the type of each parameter that the policy does not fill in. The type is Task,
+            RolloutContext or Resources.
         schema: the JSON schema of the parameters in ``names``.
     """
 

@@ -74,13 +74,13 @@ class AttemptSample:
 
     @property
     def summary(self) -> str:
-        """The status and the rewards, in one line."""
+        """The status and the rewards of the attempt, in one line."""
         rewards = (f"{name} {value}" for name, value in self.rewards.items())
         return ", ".join([self.status, *rewards])
 
     @property
     def text(self) -> str:
-        """The id, status, rewards and conversation, as plain text."""
+        """The id, status, rewards and conversation of the attempt, as plain text."""
         return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
 
 
@@ -93,8 +93,8 @@ def _message_text(message: Mapping[str, Any]) -> str:
 class Tracker(Protocol):
     """A client that shows the metrics of one run.
 
-    One thread makes the tracker and calls its methods. A method may block and may raise any exception: the run then
-    continues without the tracker.
+    One thread makes the tracker and calls its methods. A method may block, and may raise any exception. If a call
+    raises an exception or takes too long, the run continues without the tracker.
     """
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -20,8 +20,8 @@ HANG_SECONDS = 120.0
 which ends all trackers."""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""``SAMPLES`` is the number of attempts that trackers show as text. These attempts are shown at step 1 and at each
-multiple of ``SAMPLE_EVERY``."""
+"""Trackers show at most ``SAMPLES`` attempts of a step as text: at step 1, and at each step that is a multiple of
+``SAMPLE_EVERY``."""
 
 Job = Callable[[Tracker], object]
 
@@ -68,7 +68,7 @@ class TrackingRecorder:
                 await self._recorder.record(LogEvent("warning", failure))
 
     def close(self, end: RunEnd) -> None:
-        """Finish all trackers. Wait for at most ``limit`` seconds in total."""
+        """Finish all trackers. The maximum total waiting time is the recorder's argument ``limit``, in seconds."""
         for thread in self._threads:
             thread.submit(lambda tracker: tracker.finish(end))
             thread.submit(None)

@@ -92,8 +92,8 @@ class TrainerConfig(BaseModel):
     trained in the epochs of the policy."""
 
     critic_minibatches: int = Field(default=1, ge=1)
-    """Number of minibatches into which each batch is divided in the epochs of the critic. A value above 1 needs
-    critic_epochs."""
+    """Number of minibatches into which each batch is divided in an epoch that trains only the critic (see
+    critic_epochs). A value above 1 needs critic_epochs."""
 
     critic_reads_logprobs: bool = False
     """Whether the critic also reads the log-probability with which each token was sampled. If improbable

@@ -142,8 +142,8 @@ class ModelSet:
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
         """Yield (micro-batch, prefix) for each micro-batch of the batch.
 
-        All sequences of the batch can begin with the same tokens. ``prefix`` holds the keys and values that
-        ``backbone`` computes for these tokens, and is the same object for all micro-batches.
+        If all sequences of the batch begin with the same tokens, ``prefix`` holds the keys and values that ``backbone``
+        computes for these tokens. ``prefix`` is the same object for all micro-batches.
         """
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
@@ -200,9 +200,9 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return (ids, log-probabilities) of the k most likely tokens at the position of each of n tokens: (n, k) each.
+    """Return the ids (n, k) and log-probabilities (n, k) of the k most likely tokens at each of n predicted positions.
 
-    k is ``count``, but at most ``vocabulary`` and the vocabulary size of ``model``.
+    k is ``count``, but at most ``vocabulary`` and at most the vocabulary size of ``model``.
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
@@ -215,10 +215,10 @@ def forward_backward(
     scale: float = 1.0,
     modules: Collection[Module] = MODULES,
 ) -> PassStats:
-    """Add the gradient of ``scale`` times the loss to the parameters of ``modules``. Return statistics of the pass.
+    """Accumulate the gradient of the loss, multiplied by ``scale``, in the parameters' ``grad``. Return statistics.
 
-    The batch must have at least one sequence. If "policy" is not in ``modules``, the loss is only the value loss of the
-    critic.
+    Only parameters of ``modules`` get a gradient. If "policy" is not in ``modules``, the loss is only the value loss of
+    the critic. The batch must have at least one sequence.
     """
     plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
     backbones = {POLICY: backbone_of(models.policy)}
@@ -242,7 +242,7 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's value loss to the critic. Return statistics. The policy does not run."""
+    """Accumulate the gradient of a micro-batch's value loss in the critic. Return statistics. The policy is not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -275,7 +275,7 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Add the gradient of a micro-batch's loss to the trained models, and return statistics.
+    """Accumulate the gradient of a micro-batch's loss in the trained models, and return statistics.
 
     The keys of ``prefixes`` are the names of the trained models: always "policy", and also "critic" if the critic is
     trained in this pass. See :func:`_token_outputs` for the values of ``prefixes``.
@@ -316,9 +316,9 @@ def _token_outputs(
 ) -> TokenOutputs:
     """Return the models' outputs for the n tokens of a micro-batch.
 
-    All sequences can begin with the same tokens, which are not in the micro-batch. ``prefixes`` holds the keys and
-    values that each model has computed for these tokens: the entry "policy" for the policy, the entry "critic" for the
-    critic. Without the entry "critic", the critic does not run.
+    If all sequences share their first tokens (the prefix), these tokens are not in the micro-batch. ``prefixes`` holds
+    the keys and values that each model has computed for the prefix: the entry "policy" for the policy, the entry
+    "critic" for the critic. Without the entry "critic", the critic is not run.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs

@@ -48,7 +48,8 @@ class FsdpTrainer:
     """A trainer that runs in several processes, called ranks. See :class:`agent_r1.trainer.protocol.Trainer`.
 
     Each rank keeps a part of every weight, gradient and optimizer moment. Each rank computes the loss on a part of the
-    sequences. ``model`` stays whole in this process: :meth:`publish` copies the trained weights into ``model``.
+    sequences. The process that creates the trainer is not a rank. This process keeps ``model`` whole, and
+    :meth:`publish` copies the trained weights into ``model``.
 
     See :class:`agent_r1.trainer.single_process.SingleProcessTrainer` for the other arguments and errors.
 
@@ -199,7 +200,7 @@ class FsdpTrainer:
     def _pass(self, method: str, *arguments: object) -> list[Any]:
         """Call the :class:`RankTrainer` method named ``method`` on each rank. Return one result per rank, in order.
 
-        Then update ``micro_tokens``, because the ranks reduce this number if memory runs out.
+        Then update ``micro_tokens``, because the ranks lower this number if memory runs out.
         """
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]

@@ -1,4 +1,7 @@
-"""Memory of passes: freed memory goes back to the operating system, and passes that run out of memory are repeated."""
+"""Management of the memory that forward and backward passes use.
+
+Freed memory goes back to the operating system, and a pass that runs out of memory is repeated.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``), which is reduced each time memory runs out.
+    """The maximum number of tokens in a micro-batch (``tokens``), which is lowered each time memory runs out.
 
     The maximum is never increased. A smaller maximum changes the loss of a batch only by rounding errors.
     """

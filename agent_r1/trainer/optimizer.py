@@ -102,10 +102,10 @@ class Optimizer:
 
 
 def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int], float]:
-    """Return a function ``factor(k)``: the factor on the configured learning rates in update k, from 1 to ``steps``.
+    """Return a function ``factor``. In update k, the configured learning rates are multiplied by ``factor(k)``.
 
-    The decay is as in the library transformers. The warm-up differs: with ``min_ratio`` 0, the first factor of a
-    warm-up of n steps is 1/n. In transformers, the first factor is 0.
+    k counts from 1 to ``steps``. The decay is as in the library transformers. The warm-up differs: with
+    ``min_ratio`` 0, the first factor of a warm-up of n steps is 1/n. In transformers, the first factor is 0.
 
     Example:
         learning_rate_schedule(ScheduleConfig(name="linear", warmup_steps=2), steps=12)(1) == 0.5

@@ -172,9 +172,9 @@ class Trainer(Protocol):
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Return the policy's current weights as version ``number``, made by optimizer step ``step``.
+        """Return the policy's current weights as a version. The result holds a model of the trainer, not a copy.
 
-        The result holds a model of the trainer, not a copy.
+        ``number`` is the number of the version. ``step`` is the number of the optimizer step that made the weights.
         """
         ...
 

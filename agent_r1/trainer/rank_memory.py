@@ -141,7 +141,7 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Start to count again, for a second run of the micro-batch with a padding token (see the class).
+        """Start to count the exchanges from 0 again, for a second run of the micro-batch (see the class).
 
         The second run skips as many exchanges as the first run finished. Call this method before the second run.
         """

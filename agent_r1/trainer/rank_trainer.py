@@ -149,9 +149,10 @@ class RankTrainer:
         return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
-        """Compute the gradient of ``scale`` times the batch's loss for ``modules``, together with the other ranks.
+        """Compute the gradient of the batch's loss, multiplied by ``scale``, for the parameters of ``modules``.
 
-        This rank keeps only its own part of the gradient. Return statistics of this rank's share of the sequences.
+        All ranks together compute the gradient. This rank keeps only its own part of the gradient. Return statistics of
+        this rank's share of the sequences.
         """
         return self._within_memory(
             blocks_of(batch.batch.sequences, self._algorithm),

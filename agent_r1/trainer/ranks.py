@@ -25,7 +25,8 @@ LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 5.0
 """The longest time, in seconds, to wait for the end of another rank's process after one rank has failed.
 
-If the process of a rank crashes, other ranks fail too. Sometimes such a failure is noticed before the crash.
+If the process of a rank crashes, other ranks fail too, and their failures are sometimes noticed before the crash. The
+wait gives time to find the rank that crashed.
 """
 
 
@@ -79,10 +80,11 @@ class _Endings:
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended. Return rank and exit code of the first process that did not abort (SIGABRT).
+        """Wait until a process has ended. Return rank and exit code of the process that is the cause.
 
-        If all ended processes aborted, wait up to ``GRACE_SECONDS`` more seconds for a process that ends in a different
-        way. If no such process ends, return rank and exit code of the first process that aborted.
+        The cause is the first of the ended processes that did not abort (SIGABRT). If all ended processes aborted, wait
+        up to ``GRACE_SECONDS`` more seconds for a process that ends in a different way. If no such process ends, the
+        cause is the first process that aborted.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -180,7 +182,10 @@ class RankGroup(Generic[T]):
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Call ``make()`` on each rank. The result is the object of the rank, and replaces an earlier object."""
+        """Call ``make()`` on each rank. Each rank keeps the result as its object.
+
+        The result of an earlier call is dropped.
+        """
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:

@@ -167,10 +167,11 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities) of n tokens, (n,) each: indices in the batch, and log pi before the update.
+    """Return the log-probabilities of n tokens under the policy before the update.
 
-    pi is the policy. If an extra pass read the batch before the update, the n tokens are all tokens of the batch.
-    Otherwise the n tokens are the tokens of ``first``, the first pass of the update.
+    The result is a pair of tensors (n,): the indices of the tokens in the batch, and the log-probabilities. If an extra
+    pass read the batch before the update, the n tokens are all tokens of the batch. Otherwise, the n tokens are the
+    tokens of ``first``, the first pass of the update.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -185,8 +186,8 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
     - ``correction/effective_share``: effective sample size of the action tokens, divided by the number of these
       tokens. The weights of the tokens are the importance weights of the algorithm's ``correction``.
     - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
-    - ``critic/explained_variance``: 1 - Var(G - V) / Var(G). G is the critic's target at a token, and V is the critic's
-      value at the token before the update. Tokens without a target are left out. Missing if all targets are equal.
+    - ``critic/explained_variance``: how well the critic's values V before the update predict the critic's targets G:
+      1 - Var(G - V) / Var(G), over the tokens with a target. Missing if all targets are equal.
     """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
@@ -265,10 +266,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return the records of the action tokens in the first ``groups`` groups that the optimizer steps used.
+    """Return the records of the action tokens in the first groups that were used by the optimizer steps.
 
-    Each turn that has action tokens gives one record. ``samples`` holds one sample for each trajectory of the batch, in
-    the same order.
+    ``groups`` is the maximum number of these groups. Each turn that has action tokens gives one record. ``samples``
+    holds one sample for each trajectory of the batch, in the same order.
     """
     if not groups:
         return ()

@@ -128,9 +128,9 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
-        """Return the PrefixSharing for ``models``, or None if sharing is off, saves no time, or is impossible.
+        """Return the PrefixSharing for ``models``, or None if sharing is off or saves no time.
 
-        Raises InvalidInput if sharing is impossible, although the setting ``share_prefixes`` is "on".
+        If sharing is impossible, return None, or raise InvalidInput if the setting ``share_prefixes`` is "on".
         """
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
@@ -246,9 +246,9 @@ class SingleProcessTrainer:
         pass
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Return ``work(models)``. Each time memory runs out, repeat the pass with smaller micro-batches.
+        """Run ``work``, a pass over the sequences in ``blocks``, and return the result.
 
-        ``work`` is a pass over the sequences in ``blocks``.
+        Each time memory runs out, the pass is repeated with smaller micro-batches.
         """
 
         def largest(tokens: int) -> int:

@@ -45,7 +45,7 @@ NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 ROLE_BASELINE = "role_baseline/"
 """The beginning of some names in ``TrainerState.scalars``. "role_baseline/buyer" is the baseline of the role "buyer".
 
-A role is the part of an agent in a game with several agents.
+In a game with several agents, each agent has a role.
 """
 
 

@@ -55,7 +55,7 @@ def train(
     Short for ``Trainer(env, tasks, ..).train()``. See :class:`Trainer` for the other arguments.
 
     Args:
-        resume: continue the run that the setting ``run`` names.
+        resume: continue the earlier run whose name or folder is the setting ``run``.
         settings: options of ``agent-r1 train``, except ``taskset``, ``data``, ``corpus`` and ``sandbox``.
 
     Example:
@@ -137,8 +137,8 @@ class Trainer:
     def train(self, resume: bool = False) -> TrainReport:
         """Train the agent, and return a report that compares the agent with the baselines.
 
-        With ``resume``, continue the run that the setting ``run`` names, with the stored settings. Only the settings in
-        :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
+        With ``resume``, continue the earlier run whose name or folder is the setting ``run``, with the stored settings
+        of this run. Only the settings in :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:
             InvalidInput: an argument cannot be used. Nothing was written.

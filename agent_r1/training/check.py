@@ -43,9 +43,9 @@ class SolutionCheck:
     expected_rewards: Mapping[str, float]
 
     def failure(self, trajectory: Trajectory) -> str | None:
-        """Return the reason why the solution fails the check; None if it passes.
+        """Return the reason why the reference solution fails the check; None if the solution passes.
 
-        ``trajectory`` is an episode in which the solution wrote the messages, instead of a model.
+        ``trajectory`` is an episode in which the messages came from the solution, not from a model.
         """
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
@@ -83,10 +83,11 @@ class CheckFailure:
         task: the id of the task.
         solution: the name of the reference solution. If the task lacks something, ``solution`` names the missing thing:
             "gold", "wrong" or "expected_rewards".
-        reason: a text about the problem.
+        reason: a text about the problem, such as "gold, but earned em 0 of 1": the gold solution earned the reward em 0
+            instead of the expected reward em 1.
 
     Example:
-        CheckFailure(task="test/7", solution="the answer", reason="gold, but earned em 0 of 1")
+        CheckFailure(task="test/7", solution="right answer", reason="gold, but earned em 0 of 1")
         CheckFailure(task="test/8", solution="wrong", reason="it has no wrong solution")
     """
 
@@ -164,9 +165,9 @@ async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> C
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the names of all splits that have tasks. If ``taskset.whole`` is set, return only this split.
+    """Return the names of the splits to check: all splits that have tasks.
 
-    ``taskset.whole`` is the name of a split that contains all tasks.
+    If ``taskset.whole`` is the name of a split that contains all tasks, return only this name.
 
     Example:
         ("train", "validation", "style-a", "style-b", "three-hop")

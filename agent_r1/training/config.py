@@ -86,7 +86,8 @@ class TasksetConfig(BaseModel):
     """Sentence encoder of the search: all-minilm, a folder, or a Hugging Face name; empty: BM25."""
 
     sandbox: SandboxLevel | None = None
-    """Isolation of code written by the policy, for task sets that run such code: bubblewrap (their default) or none."""
+    """Isolation of code written by the policy: "bubblewrap" or "none" (no isolation). Only for task sets that run such
+    code. Their default is "bubblewrap"."""
 
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seed of generated task sets, sampling and initial weights."""
@@ -150,7 +151,7 @@ class RunConfig(TasksetConfig):
     model over HTTP; see docs/gateway.md. Empty: the built-in agent loop."""
 
     gateway: GatewayConfig = GatewayConfig()
-    """Limits of your own agent (--agent)."""
+    """Settings of the gateway, through which your own agent (--agent) calls the model."""
 
     engine: EngineConfig = EngineConfig()
     """The engine, which generates tokens."""
@@ -219,7 +220,7 @@ class GuidedConfig(RunConfig):
     evaluation, the table of results gets one more row, for the agent with guidance."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """Workers: other machines that run the environments and tools."""
+    """Other machines (workers) that run the environments and tools."""
 
     placement: PlacementConfig = PlacementConfig()
     """Launcher of the trainer's ranks and of vLLM servers."""
@@ -270,15 +271,16 @@ class TrainSettings(GuidedConfig):
 
     extra_rewards: dict[str, Annotated[str, AfterValidator(_absolute_source)]] = Field(default_factory=dict)
     """Extra rewards, only for training, as --extra_rewards.NAME SOURCE. SOURCE is the folder of a reward model, the
-    FILE.toml of a judge, or one of calls, repeated_calls, failed_calls, tokens, logprob, format and grounded."""
+    FILE.toml of a judge, or one of these names: "calls", "repeated_calls", "failed_calls", "tokens", "logprob",
+    "format", "grounded"."""
 
     reward_schedules: dict[str, Annotated[str, AfterValidator(_checked_schedule)]] = Field(default_factory=dict)
     """Factors on the weights of rewards, as --reward_schedules.NAME STEP:FACTOR,STEP:FACTOR. Between two given
     steps, the factor changes linearly. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
-    """Control run: shuffle the rewards among the attempts at each task. Needs groups of at least 2. Process rewards of
-    the environment are not shuffled."""
+    """Control run: shuffle the rewards among the attempts at each task. Needs groups of at least 2. The environment's
+    process rewards are not shuffled."""
 
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
@@ -287,7 +289,7 @@ class TrainSettings(GuidedConfig):
     """Maximum number of questions per split in each evaluation."""
 
     checkpoint_every: int = Field(default=5, ge=0)
-    """Optimizer steps between checkpoints; 0: none, so an interrupted run restarts from step 0."""
+    """Optimizer steps between checkpoints; 0: no checkpoints, so an interrupted run restarts from step 0."""
 
     checkpoint_keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep, in addition to the best checkpoint by validation."""

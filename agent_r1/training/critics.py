@@ -36,9 +36,10 @@ def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
 
 
 def load_critic(name: str) -> ValueModel:
-    """Return the critic ``name``: a folder of a value model, or a run whose newest checkpoint has a critic.
+    """Return the critic from the folder of a value model, or from the newest checkpoint of a run.
 
-    Raise InvalidInput if there is no such critic.
+    ``name`` is the path of the value model's folder, or the name or path of the run. Raise InvalidInput if there is no
+    critic.
     """
     run = run_folder(name)
     return _load_from_run(run) if is_run(run) else load_value_model(Path(name), torch.float32)

@@ -16,9 +16,10 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""``FINGERPRINT`` is the kind of an event with a hash. ``TASKS`` names the hash of the training and validation tasks.
+"""Events of the kind ``FINGERPRINT`` contain a hash of a run's data.
 
-The text of an event is, for example, ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``.
+The text of such an event is, for example, ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``. If the text
+begins with ``TASKS``, the hash is the hash of the training and validation tasks.
 """
 
 
@@ -45,7 +46,7 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
     """Raise InvalidInput if the data of a resumed run have changed since the run began.
 
     If ``config`` has a new path, the hashes of the old and the new contents must be known and equal. A new path of a
-    TOML file is never accepted, because the files that the TOML file names have no hashes.
+    TOML file is never accepted, because the files listed in the TOML file have no hashes.
 
     Args:
         run: the folder of the run, which has recorded the hashes of its data.

@@ -116,7 +116,10 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for vLLM server ``number`` (from 0); None if the server sees all GPUs."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for a vLLM server; None if the server sees all GPUs.
+
+    The argument ``number`` is the index of the server. The first server has the index 0.
+    """
     if not plan.servers:
         return None
     # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers
@@ -160,9 +163,10 @@ def _parse(devices: Sequence[str]) -> Iterator[tuple[int, ...]]:
 def _check_servers(
     config: RunConfig, servers: Sequence[tuple[int, ...]], trainer: Sequence[int], size: int, count: int
 ) -> None:
-    """Raise InvalidInput if the vLLM servers cannot use the GPUs ``servers`` beside the trainer.
+    """Raise InvalidInput if the vLLM servers and the trainer cannot use their GPUs at the same time.
 
-    ``size`` is the number of GPUs per server. ``count`` is the number of visible GPUs; 0 if unknown, because torch
+    ``servers`` holds the GPU indices of each server, and ``trainer`` holds the GPU indices of the trainer. ``size`` is
+    the number of GPUs that a server needs. ``count`` is the number of visible GPUs; 0 if unknown, because torch
     supports only CPUs.
     """
     used = [gpu for gpus in servers for gpu in gpus]

@@ -74,7 +74,7 @@ async def close_environments(taskset: TaskSet) -> None:
 
 
 def environments_of(taskset: TaskSet) -> dict[str, Env]:
-    """Return all environments of a task set, by their names on workers."""
+    """Return all environments of a task set. The keys are the environments' names on a worker (see ``ENV``)."""
     variants = {f"{VARIANT}{split}": env for split, env in taskset.variants.items()}
     return {ENV: taskset.env, **variants, **{f"{BASELINE}{name}": env for name, env in taskset.baselines.items()}}
 
@@ -82,7 +82,7 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
     """Return the task set's name, the version of agent-r1, and hashes of the tasks, the tools and the user's files.
 
-    A run accepts a worker only if the worker's description equals the run's description.
+    A run accepts a worker only if the worker's description agrees with the run's description.
     """
     hashes = dict(data_hashes(config, taskset))
     tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
@@ -101,7 +101,8 @@ def serve_environments(
         token: the token that requests must have; "" for none.
         on_started: called with the worker's address and description when the worker listens.
 
-    Raises InvalidInput if the address cannot be used, or needs a token.
+    Raises InvalidInput if the address cannot be used; if ``token`` is "" and the address is not a loopback address; if
+    ``token`` is too short; or if the task set has an agent of its own.
     """
     if taskset.agent is not None:
         do = "give a task set without an agent of its own, which runs its tools itself"

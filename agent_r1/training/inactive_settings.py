@@ -18,9 +18,10 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of |log(pi / mu)| if trainer and engine have equal float32 weights.
+"""An upper bound of the difference between the log-probabilities of a token in trainer and engine: |log(pi / mu)|.
 
-The trainer gives a token the probability pi, and the engine gives the token the probability mu.
+The token has the probability pi in the trainer, and mu in the engine. The bound holds if trainer and engine have equal
+float32 weights.
 """
 
 TOLERANCE = 10 * ROUNDING

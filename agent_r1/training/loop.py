@@ -189,8 +189,8 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Return the groups of a step. After a group without a training signal, request one more group (refill), up to the
-    limit in ``staleness``."""
+    """Return the groups of a step. For each group without a training signal, request one more group (a refill), as long
+    as the controller ``staleness`` allows refills."""
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
         selected = updater.select(await anext(groups))

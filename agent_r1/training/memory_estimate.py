@@ -208,8 +208,8 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int, shares: bool) -> str:
     """Return advice for a run that does not fit into memory.
 
-    Settings that save memory are added in a fixed order, until one sequence fits. If a sequence does not fit with all
-    of these settings, the context is halved, if necessary several times.
+    Settings that save memory are added in a fixed order, until one sequence fits into memory. If one sequence does not
+    fit into memory even with all of these settings, the context is also halved, if necessary several times.
     """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB

@@ -1,4 +1,6 @@
-"""``agent-r1 plan``: the memory and the step time of a run, predicted for a cluster or from recorded runs."""
+"""``agent-r1 plan``: predict the step time and the memory of a run on a given cluster, or the step time of a run on the
+machine of recorded runs.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +110,10 @@ def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
 def plan_cluster(config: PlanConfig, recorded: Sequence[GroupLoad] = ()) -> Plan:
     """Return the memory per GPU and the duration of a training step on the GPUs of ``config``.
 
-    The simulated attempts are drawn from ``recorded`` groups, or have the sizes in ``config``. Without
-    ``trainer.ranks``, the trainer gets 1/8, 2/8, ... 7/8 of the GPUs in turn, and the fastest plan is returned.
+    The training step is simulated. The attempts in the simulation are drawn from the groups in ``recorded``. If
+    ``recorded`` is empty, ``config`` determines the sizes of the attempts. If there are several GPUs and
+    ``trainer.ranks`` is not set, plans are made with 1/8, 2/8, .. 7/8 of the GPUs for the trainer, and the fastest plan
+    is returned.
 
     Raises InvalidInput if the run does not fit into memory. The error suggests settings that need less memory.
     """
@@ -162,9 +166,9 @@ def _plan_division(
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` for a trainer with ``ranks`` ranks.
 
-    In the copy, ``engine.backend`` is "embedded" for one GPU, and "vllm" for several GPUs. ``trainer.share_prefixes``
-    is off. A single rank can be faster and need less memory if this setting is on. So for a single rank, the plan can
-    overestimate time and memory.
+    In the copy, ``engine.backend`` is "embedded" if ``config.gpus`` is 1, and "vllm" otherwise.
+    ``trainer.share_prefixes`` is off. If ``ranks`` is 1, a run that shares prefixes can be faster and need less memory
+    than the plan predicts.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
@@ -306,8 +310,9 @@ def _predict(
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1.
 
     ``groups`` are the groups of all ``steps`` simulated steps. At most ``MAX_ENGINES`` engines are simulated. If the
-    cluster has more engines, a simulated step has fewer groups than a real step, for example half as many. Then the
-    trainer's cost per token is doubled, so that the update takes as long as in a real step.
+    cluster has more engines, a simulated step has fewer groups than a real step. The trainer's cost per token is then
+    increased by the same factor, so that the update takes as long as in a real step. For example, if a simulated step
+    has half as many groups, the cost is doubled.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

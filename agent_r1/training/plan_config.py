@@ -52,11 +52,11 @@ class PlanConfig(TrainConfig):
     section: ClassVar[str] = "Plan"
 
     gpu: str = ""
-    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine on which the run RUN was recorded."""
+    """GPU: a10g, l40s, a100-40, a100-80, h100, h200 or b200. Empty: the machine of the recorded run (RUN)."""
 
     gpus: int = Field(default=1, ge=1, le=65536)
-    """Number of GPUs. The trainer takes trainer.ranks GPUs, and the vLLM servers the rest. Without trainer.ranks, the
-    fastest division is chosen. 1: engine and trainer share the GPU."""
+    """Number of GPUs. The trainer uses trainer.ranks GPUs, and the vLLM servers use all others. Without trainer.ranks,
+    the fastest division is chosen. 1: engine and trainer share the GPU."""
 
     gpu_memory: float | None = Field(default=None, gt=0)
     """Memory of a GPU in GiB, if it differs from the data sheet."""

@@ -14,13 +14,13 @@ PRECISION = "precision"
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
-    """Return ``algorithm``, with a correction if ``trainer`` and ``engine`` are different data types.
+    """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
 
-    The correction is an importance weight per token. ``given`` has the dotted keys of the settings that were given. In
-    these cases, no correction is added:
+    ``trainer`` and ``engine`` are the data types. The correction is an importance weight per token. ``given`` has the
+    dotted keys of the settings that the user gave. In these cases, no correction is added:
 
     - The algorithm has a correction already, or cannot have a correction.
-    - ``given`` contains ``algorithm.correction``.
+    - A key in ``given`` begins with ``algorithm.correction``.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

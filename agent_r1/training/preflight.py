@@ -27,7 +27,8 @@ CHECKED_PROMPTS = 8
 PIXELS_PER_CHARACTER = 200
 """The number of pixels of an image that count as one character of text when prompts are sorted by length.
 
-In Qwen2.5-VL a token stands for 28 x 28 pixels, and for about four characters of English.
+In Qwen2.5-VL, an image token stands for 28 x 28 = 784 pixels, and a text token stands for about four characters of
+English. So about 200 pixels count as one character.
 """
 
 MAX_CHARACTERS_PER_TOKEN = 256

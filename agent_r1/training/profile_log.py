@@ -25,9 +25,10 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print the mean profile of the last N steps after every N steps, where N is the log's ``every``.
+        """Print the mean profile of the last N steps, if ``step`` is a multiple of N.
 
-        After the last step, print the mean profile of all steps instead.
+        After the last step, print the mean profile of all steps instead. N is the constructor's argument ``every``. If
+        N is 0, nothing is printed.
         """
         if not self._every or not (is_last or step % self._every == 0):
             return

@@ -91,10 +91,10 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the name of the implementation that computed the last decode steps of a run: "torch" for PyTorch.
+    """Return the name of the implementation that computed the last decode steps of a run.
 
     Example:
-        "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"
+        "torch" (PyTorch), or "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"
     """
     steps = [event.detail for event in reader.events() if event.kind == DECODE_STEP]
     return steps[-1] if steps else TORCH

@@ -112,7 +112,7 @@ def resume(
 
 
 def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with the evaluation splits ``splits``. If ``splits`` is (), return the task set unchanged."""
+    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is (), the task set is unchanged."""
     return replace(taskset, evaluation=splits) if splits else taskset
 
 

@@ -64,8 +64,8 @@ class GracefulShutdown:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Request a shutdown at the first signal. Stop the process at the second signal.
 
-        Python can call this method between any two instructions. So this method only asks the event loop to cancel the
-        run.
+        Python can call this method between any two instructions. So at the first signal, this method only asks the
+        event loop to cancel the run.
         """
         if self.signal is None:
             self.signal = number

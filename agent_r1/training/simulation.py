@@ -38,8 +38,9 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    A decode step computes one token for each of b sequences, in n = ceil(b / rows) decode batches. If the KV cache
-    holds K tokens, the decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds.
+    The time of a decode step is computed from the times ``step``, ``sequence``, ``weights`` and ``context``. A decode
+    step computes one token for each of b sequences, in n = ceil(b / ``rows``) decode batches. If the KV cache holds K
+    tokens, the decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds.
 
     Attributes:
         step: fixed seconds of a decode batch.
@@ -105,7 +106,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """The work of all engines: decode batches, sampled tokens, prefill passes, prefilled tokens, and requests."""
+    """The work of all engines: the numbers of decode batches, sampled tokens, prefill passes, prefilled tokens and
+    requests."""
 
     batches: int
     tokens: int
@@ -306,8 +308,8 @@ class _Engine:
     def _interrupt(self, now: float) -> float:
         """Count the decode steps that began before ``now``. Return the time at which the batch can change.
 
-        The batch can change at the end of the current decode step. An empty batch can change at ``now``; if the engine
-        is paused, at the end of the pause.
+        If the engine is paused, the batch can change at the end of the pause. Otherwise, the batch can change at the
+        end of the current decode step, or at ``now`` if the batch is empty.
         """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned

@@ -242,7 +242,7 @@ class SmokeChecks:
         """Check that one rank and several ranks compute equal losses and gradients for the sampled batch.
 
         The gradients are compared by their norms and by AdamW's first moments, which are proportional to the clipped
-        gradients. The trainer of several ranks is closed.
+        gradients. The trainer with several ranks is closed before the trainer with one rank starts.
         """
         config = self._runtime.config
         if config.trainer.ranks == 1:

@@ -126,7 +126,10 @@ class TrainReport:
 
 
 def make_cell(answers: Sequence[EvalResult]) -> Cell:
-    """Return the cell of a result table for the attempts ``answers``. Raise ValueError if ``answers`` is empty."""
+    """Return the cell of a result table. ``answers`` holds the results of the attempts.
+
+    Raise ValueError if ``answers`` is empty.
+    """
     if not answers:
         raise ValueError("a cell needs at least one answer")
     n = len(answers)
@@ -207,7 +210,8 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 def render_table(table: Table) -> Group:
     """Return the table for a terminal: a row per method and a column per split.
 
-    Each cell of the grid shows ``em``. The lines below the grid show ``retrieval``, ``measures`` and ``passed``.
+    Each cell of the grid shows ``em`` and its interval, and F1 and sub-match if known. The lines below the grid show
+    the attributes ``retrieval``, ``measures`` and ``passed`` of the table.
     """
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))

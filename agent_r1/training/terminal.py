@@ -14,7 +14,7 @@ from agent_r1.core.messages import Message, parts_text
 
 
 class Terminal:
-    """A terminal or a pipe, which reads lines from standard input, and prints messages on a console."""
+    """An object that reads lines from standard input (a terminal or a pipe), and prints messages on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

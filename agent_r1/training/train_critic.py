@@ -1,8 +1,9 @@
 """Train a critic on recorded attempts. A critic is a model with a value head that predicts the value of each state.
 
 There is a state before the first token of each action, and after each token of the action. The training target of a
-state is the return: the sum of the attempt's rewards, without rewards for turns before the state's turn. So the value
-after the last token of an action a is an estimate of Q(s, a), with the state s before the action.
+state is the return: the sum of the attempt's rewards, without rewards for turns before the state's turn. The state
+after the last token of an action a belongs to the turn of the action, so the return of this state includes the reward
+of the turn. The value of this state is therefore an estimate of Q(s, a), with the state s before the action.
 """
 
 from __future__ import annotations

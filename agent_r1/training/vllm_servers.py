@@ -93,7 +93,7 @@ class VllmServers:
     The first engine starts the servers. The servers end when the last engine is closed.
 
     Args:
-        run_folder: gets the output of a server that ended by itself; None: the output stays in the temporary folder.
+        run_folder: the folder to which a server's output is copied if the server ended by itself; None: no copy.
         launcher: starts the servers; None: as child processes.
 
     Example:
@@ -267,9 +267,10 @@ def _is_healthy(url: str) -> bool:
 
 
 def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
-    """Return the options that a vLLM server needs for the adapter of ``policy``; () if ``policy`` has no adapter.
+    """Return the options that a vLLM server needs for the adapter of ``policy``; () if the server gets whole weights.
 
-    If a running server accepts no adapters, log a warning and return (), so that whole weights are sent.
+    Return () if :func:`adapter_options` returns (), for example because ``policy`` has no adapter. If a server that is
+    already running (``vllm.urls``) accepts no adapters, log a warning and return ().
     """
     options = adapter_options(adapter_rank(policy.model), vllm.arguments)
     if not options or all(map(_accepts_adapters, vllm.urls)):
@@ -322,10 +323,10 @@ def _check(url: str, context: int) -> str:
 
 
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
-    """Send ``weights`` to all servers of ``pool``, and close ``pool``. The run needs another pool.
+    """Send ``weights`` to all servers of ``pool``, and close ``pool``. The run itself needs another pool.
 
     Raise ServerRefused if a server does not serve ``weights`` afterwards. ``logs`` is the folder with the servers'
-    output; None if the run has not started the servers.
+    output; None if the run uses servers that were started separately.
     """
     try:
         reasons = ""

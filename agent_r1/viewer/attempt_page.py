@@ -118,9 +118,9 @@ class RecordedAttempt:
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
     """Return the color scales for the tokens of ``attempts``: one for the advantages, one for the entropies, and so on.
 
-    ``attempts`` are the attempts on a page. ``group`` has the token records of the attempts at the same task, also of
-    attempts on other pages. The strongest color is the largest advantage in ``attempts`` and ``group``. So the colors
-    of advantages can be compared between pages.
+    ``attempts`` are the attempts on a page. ``group`` has the token records of attempts in the same group, also of
+    attempts on other pages. On each of these pages, the largest absolute advantage in the group has the strongest
+    color. So the colors of advantages can be compared between the pages.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):

@@ -24,7 +24,10 @@ RunState = Literal["complete", "training", "stopped", "failed"]
 """
 
 _SIGNALS = ("SIGINT", "SIGTERM")
-"""The recorded reasons of a stopped run. Any other reason means that the run failed."""
+"""Names of signals. If the recorded reason of a run's end is one of these names, the run has the state "stopped".
+
+If another reason is recorded, the run has the state "failed".
+"""
 
 
 class Catalog:

@@ -25,9 +25,10 @@ ORDERS: Sequence[AttemptOrder] = get_args(AttemptOrder)
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """A request for one page of the table of attempts, with the conditions and the order of the table.
+    """A request for one page of the table of attempts.
 
-    ``after`` is the id of the last attempt on the previous page; "" for the first page.
+    ``listed`` holds the conditions that select attempts, and the order of the attempts. The field ``after`` is the id
+    of the last attempt on the previous page; "" for the first page.
     """
 
     listed: AttemptList = field(default_factory=AttemptList)
@@ -51,7 +52,8 @@ class TableQuery:
     def write(self, after: str | None = None) -> str:
         """Return the URL query, such as ``?status=completed&after=..``; "" if all values are default values.
 
-        Default values are left out. The argument ``after``, if given, is written in place of the attribute ``after``.
+        Default values are left out. If the argument ``after`` is given, the query contains this argument and not the
+        attribute ``after``.
         """
         where, listed = self.listed.where, self.listed
         values = {

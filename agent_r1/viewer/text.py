@@ -17,7 +17,7 @@ MAX_SHOWN = 20_000
 """The largest number of characters of a text on a page. A longer text is cut, and a link leads to the whole text."""
 
 MAX_WHOLE = 2_000_000
-"""The largest number of characters that the page of a whole text shows. A longer text is cut."""
+"""The largest number of characters of a text on a page for long texts (``?whole=1``). A still longer text is cut."""
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"

@@ -1,4 +1,4 @@
-"""The numbers of the action tokens of an attempt, such as log-probabilities and advantages, and their colors."""
+"""Values of the action tokens of an attempt, such as log-probabilities and advantages, and colors for these values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_r1.viewer.text import number, visible
 Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
 
 TokenFigures = Mapping[str, float | None]
-"""The numbers of one token, by name. None: the number is not known.
+"""The values of one token, by name. None: the value is not known.
 
 - ``logprob``: the log-probability that the engine computed
 - ``trainer``: the log-probability that the trainer computed
@@ -37,7 +37,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A color scale for one kind of number of a token, such as the advantage. Each number gets a level with a color.
+    """A color scale for one kind of value of a token, such as the advantage. Each value gets a level with a color.
 
     Attributes:
         code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
@@ -78,7 +78,7 @@ class Token:
     """A token on a page.
 
     Attributes:
-        text: the text of the token, with visible codes in place of hidden characters.
+        text: the text of the token. Hidden characters are replaced by visible codes.
         classes: the CSS classes that color the token, such as "a7 e2".
         figures: the values that ``FIGURES`` names, such as the log-probability and the advantage, each written as text.
             An unknown value is "".
@@ -103,7 +103,8 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
     """Return the path of a run's ``tokenizer.json``, or None.
 
-    Look in the run's final model, then in its newest checkpoint, then in the folder ``model``.
+    Look in the run's final model, then in the run's newest checkpoint, then in the folder given by the argument
+    ``model``.
     """
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
@@ -146,7 +147,7 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
-    """Return the numbers of each action token of a turn, such as its advantage.
+    """Return the values of each action token of a turn, such as its advantage.
 
     Without a ``record``, only ``logprob`` is known.
     """
@@ -164,7 +165,7 @@ def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
 
 
 def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
-    """Return a color scale for each kind of number (``Coloring``) that has a finite value in ``figures``."""
+    """Return a color scale for each kind of value (``Coloring``) with a finite value in ``figures``."""
     scales = []
     for coloring, (code, title, meaning, diverging) in _SCALES.items():
         known = [abs(value) for one in figures if (value := one.get(coloring)) is not None and math.isfinite(value)]

@@ -57,8 +57,11 @@ class _Body(BaseModel):
 class WorkerDescription(_Body):
     """A description of the environments of a worker, or of the environments that a run needs.
 
-    A run uses a worker only if the two descriptions agree. ``fingerprints`` has a hash of all tasks ("tasks"), of
-    the tools of all environments ("tools"), and of each local file or folder with data, for example of the "corpus".
+    A run uses a worker only if the two descriptions agree. Hashes that are in only one description are not compared.
+
+    Attributes:
+        fingerprints: hashes by name. "tasks": the hash of the training and validation tasks. "tools": the hash of the
+            tools of all environments. Other names, such as "corpus": the hash of a local file or folder with data.
     """
 
     version: str
@@ -124,9 +127,10 @@ class Stepped(_Body):
 
 
 class ModelQuery(_Body):
-    """A query of the environment to a model of the run.
+    """A query that the environment sends to a model of the run.
 
-    ``query`` is an index, which the ModelAnswer repeats. ``role`` is the role of the model, such as "user".
+    The field ``query`` is the index of the query, and the ModelAnswer has the same index. ``role`` is the role of the
+    model, such as "user".
     """
 
     kind: Literal["query"] = "query"

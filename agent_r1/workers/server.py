@@ -63,7 +63,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker. An episode without a request for ``idle_seconds`` is closed."""
+    """Limits of a worker.
+
+    Attributes:
+        episodes: the maximum number of open episodes.
+        idle_seconds: an episode is closed if it gets no request for more than this number of seconds.
+    """
 
     episodes: int = 1024
     idle_seconds: float = 900.0

@@ -1,4 +1,4 @@
-"""An episode on a worker. During a request, the environment can query models of the run."""
+"""An episode on a worker. While the worker answers a request of the run, the environment can query the run's models."""
 
 from __future__ import annotations
 

@@ -77,10 +77,11 @@ class WithCritic(Advantage):
         are for the states before tokens. The state after the action of a turn gets:
 
         - The target: the return from the next turn on, from ``turn_returns`` (S,). After the last turn of a trajectory,
-          the target is 0.
+          the target is 0, because there is no next turn.
         - The weight if ``bootstrap`` is off: 0.
-        - The weight if ``bootstrap`` is on: 0 if the trajectory was truncated after the turn, because the target is not
-          known. All other states after actions have the same weight. Over the batch, these weights have the sum 1.
+        - The weight if ``bootstrap`` is on: 0 after the last turn of a truncated trajectory, because the target 0 can
+          be wrong there. All other states after actions have the same weight. Over the batch, these weights have the
+          sum 1.
         """
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)

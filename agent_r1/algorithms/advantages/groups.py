@@ -115,9 +115,9 @@ class BestOfK(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     k: int | None = Field(default=None, ge=2)
-    """Number k of attempts in a set. none, or a k above the size of the group: the size of the group. The advantage of
-    an attempt is the best return of a set minus the best return of the set without the attempt, on average over all
-    sets of k attempts of the group. A set that does not contain the attempt counts as 0."""
+    """Number k of attempts in a set. If k is none or above the size of the group, the size of the group is used. The
+    advantage of an attempt is the best return of a set minus the best return of the set without the attempt, on average
+    over all sets of k attempts of the group. A set that does not contain the attempt counts as 0."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""
@@ -143,7 +143,7 @@ class BestOfK(Advantage):
 class WhitenedGroup(Advantage):
     """The advantage A = whiten(R - mean R of the group) of REINFORCE++-baseline (arXiv:2501.03262).
 
-    R is the return. whiten scales to mean 0 and standard deviation 1 over the tokens of the batch.
+    R is the return. ``whiten`` scales its argument to mean 0 and standard deviation 1 over the tokens of the batch.
     """
 
     name: Literal["whitened_group"] = "whitened_group"
@@ -159,10 +159,12 @@ class WhitenedGroup(Advantage):
 
 
 class SeparateRewards(Advantage):
-    """The advantage A = whiten(sum_k weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
+    """The advantage A of GDPO (arXiv:2601.05242).
 
-    k is the name of a reward, and R_k is the sum of the trajectory's rewards with this name. standardize and whiten
-    scale to mean 0 and standard deviation 1: standardize over the group, whiten over all trajectories of the batch.
+    R_k is the sum of the trajectory's rewards with the name k. ``standardize`` and ``whiten`` scale their argument to
+    mean 0 and standard deviation 1: ``standardize`` over the group, ``whiten`` over all trajectories of the batch.
+
+        A = whiten(sum over k of weight_k * standardize(R_k))
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"

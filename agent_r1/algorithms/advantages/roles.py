@@ -37,11 +37,11 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return (the baseline of each trajectory: (M,) float64, the new running mean of each role).
+        """Return a pair: the baseline of each trajectory, and the new running mean of each role.
 
-        The returns are added to the running means one after the other. The baseline of a trajectory is the running mean
-        of the role just before the return of the trajectory is added; 0 if the role has no earlier returns. So
-        trajectories of one batch with the same role can have different baselines.
+        The baselines are a float64 tensor (M,). The returns are added to the running means one after the other. The
+        baseline of a trajectory is the running mean of its role just before the return of the trajectory is added; 0 if
+        the role has no earlier returns. So trajectories of one batch with the same role can have different baselines.
 
         Args:
             baselines: The running mean of the returns of each role before the batch.

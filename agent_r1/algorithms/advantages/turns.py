@@ -29,10 +29,12 @@ class TurnRelative(Advantage):
 
 
 class ProcessRelative(TurnRelative):
-    """The advantage A_t = sum_{k >= t} (r_k - mean r) / std r: GRPO with process supervision (arXiv:2402.03300).
+    """The advantage of GRPO with process supervision (arXiv:2402.03300, section 4.1.3).
 
-    r_k is the reward of turn k. The reward of the last turn includes the outcome reward. The mean and the std are over
-    all turns of the group (section 4.1.3 of the paper).
+    r_k is the reward of turn k. The reward of the last turn includes the outcome reward. mean r and std r are over all
+    turns of the group. The advantage of turn t is
+
+        A_t = sum_{k >= t} (r_k - mean r) / std r
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -79,10 +81,12 @@ class TurnAndOutcome(TurnRelative):
 
 
 class SameTurn(TurnRelative):
-    """The advantage A_t = (G_t - mean G) / std G of GTPO (arXiv:2511.14846).
+    """The advantage of GTPO (arXiv:2511.14846).
 
-    G_t is the discounted return from turn t on. The mean and the std are over all turns of the group that have the same
-    number t.
+    G_t is the discounted return from turn t on. mean G and std G are over the turns with the number t in all
+    trajectories of the group. The advantage of turn t is
+
+        A_t = (G_t - mean G) / std G
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -101,12 +105,15 @@ class SameTurn(TurnRelative):
 
 
 class SameState(TurnRelative):
-    """The advantage A_t = A(R) + turn_weight * A(G_t) of GiGPO (arXiv:2505.10978, equation 8).
+    """The advantage of GiGPO (arXiv:2505.10978, equation 8).
 
-    R is the return of the trajectory. A(R) is R minus the mean return of the group. G_t is the discounted return from
-    turn t on. A(G_t) is G_t minus the mean G of the group's turns in the same state as turn t. With ``divide_by_std``,
-    each difference is also divided by the standard deviation of the compared returns. The state of a turn is the last
-    messages of the environment before the turn.
+    R is the return of the trajectory, and mean R is over the group. G_t is the discounted return from turn t on, and
+    mean G is over the group's turns in the same state as turn t. The state of a turn is the last messages of the
+    environment before the turn. The advantage of turn t is
+
+        A_t = (R - mean R) + turn_weight * (G_t - mean G)
+
+    With ``divide_by_std``, each difference is also divided by the standard deviation of the compared returns.
     """
 
     name: Literal["same_state"] = "same_state"

@@ -1,4 +1,4 @@
-"""Presets without a critic that compare the turns of a group with each other."""
+"""Presets without a critic. These presets compare the turns of a group with each other."""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return (the next request, its attached file descriptors), such as ({"fork": True}, [7]), or None at the end."""
+    """Return the next request and its attached file descriptors, such as ({"fork": True}, [7]).
+
+    Return None if the parent process has closed the control socket.
+    """
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 

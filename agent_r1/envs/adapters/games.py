@@ -148,7 +148,7 @@ def _truncate(text: str) -> str:
 
 
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
-    """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
+    """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
     Each task has a game seed of its own in ``data["seed"]``. The game seeds are consecutive integers from
     ``seed * 1_000_003``. ``name`` is the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".

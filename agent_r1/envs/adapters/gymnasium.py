@@ -49,7 +49,7 @@ class Gymnasium:
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
+        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
         Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
         ``instruction`` is the first message of each episode. By default, this message lists the names of the actions.

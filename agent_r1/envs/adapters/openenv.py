@@ -81,7 +81,7 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
+        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
         Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
         ``instruction``, if given, is the first message of each episode.

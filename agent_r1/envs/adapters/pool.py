@@ -39,9 +39,10 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method of the object in a free process. Return the outcome: a value, a failure or a timeout.
+        """Call a method of the object that a free process holds. Return a value, a failure or a timeout.
 
-        The arguments must be JSON values. Waiting for a free process does not count towards the time limit.
+        ``method`` is the name of the method. The arguments must be JSON values. Waiting for a free process does not
+        count towards the time limit.
         """
         state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
         async with state.slots:

@@ -1,4 +1,7 @@
-"""Tasks from the procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym), with scores."""
+"""Tasks from the procedural datasets of reasoning-gym (https://github.com/open-thought/reasoning-gym).
+
+The scorer of a dataset gives the score of each answer.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,10 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test". No question occurs twice.
+    """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
-    Choose values of ``seed`` that are far apart: with neighboring values, most questions are the same.
+    No question occurs twice. Choose values of ``seed`` that are far apart: with neighboring values, most questions are
+    the same.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.

@@ -59,7 +59,7 @@ class TextArena:
         self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
-        """Return ``train`` tasks of the split "train" and ``test`` tasks of the split "test".
+        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
         Each task has its own seed of the game. Different values of ``seed`` give different tasks.
         """
@@ -123,7 +123,10 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return the messages (sender, message, kind) to a player as one text, without the player's own actions."""
+        """Return one text with all messages in ``events``, without the actions of ``player``.
+
+        Each event is (sender, message, kind). ``player`` is the player that receives the messages.
+        """
         action = self._textarena.ObservationType.PLAYER_ACTION
         names = self._env.state.role_mapping
         return "\n".join(

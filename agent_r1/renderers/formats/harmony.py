@@ -72,7 +72,7 @@ def _to_template(message: Message) -> dict[str, Any]:
 
 
 def _escape_channel(text: str) -> str:
-    """Return the text with channel tokens broken by a space, because the template refuses texts with channel tokens."""
+    """Return the text with a space in each channel token. The template refuses texts that contain channel tokens."""
     return text.replace(CHANNEL, f"{CHANNEL[0]} {CHANNEL[1:]}")
 
 

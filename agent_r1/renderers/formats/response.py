@@ -76,8 +76,8 @@ class Response(ToolFormat):
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
     """Append the calls in the newest ``events`` of the parser to ``calls``. Return the index after the last call.
 
-    The parser has read the first ``end`` characters of ``text``. ``start`` is the index after the previous call. If the
-    events complete no call, ``start`` is returned.
+    The parser has read ``text[:end]``. The argument ``start`` is the index after the previous call. If the events
+    complete no call, ``start`` is returned.
     """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:

@@ -38,7 +38,7 @@ PLAIN_TEMPLATE = """\
 """A template for tokenizers without a chat template: the texts of all messages, separated by empty lines."""
 
 PLAIN_BREAK = "\n\n"
-"""The text that PLAIN_TEMPLATE writes after an action, in place of an end token."""
+"""The text that PLAIN_TEMPLATE writes between an action and the next message, without an end token."""
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
@@ -82,7 +82,8 @@ class _Delimiters:
     def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
         """Return the patterns that find the delimiters in the text of an unfinished action.
 
-        A closing fence must be alone on its line, so the pattern finds the fence only after the end of this line.
+        A closing fence must be alone on its line. So the pattern finds a closing fence only if the text also contains
+        the line break after the fence.
         ``is_answer`` says whether the delimiters belong to an answer; otherwise they belong to a call.
         """
         closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern

@@ -249,7 +249,8 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
     """Convert ``data``, the JSON value of a call, to a ParsedCall with the attributes ``raw`` and ``end``.
 
     ``data`` must be a JSON object with two fields. The field "name" is the name of the tool, a text that is not empty.
-    The field ``key`` holds the arguments, a JSON object. Any other ``data`` becomes a malformed call.
+    The field whose name is given by ``key`` holds the arguments, a JSON object. Any other ``data`` becomes a malformed
+    call.
 
     Example:
         call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}

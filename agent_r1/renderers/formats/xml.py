@@ -1,7 +1,7 @@
 """Tool calls of Qwen3.5 and GLM-4.5, with one XML element for each argument inside ``<tool_call>``.
 
 A value is plain text, so the tool's schema decides whether ``7`` is a number. A value ends at the first closing
-delimiter. A value that contains a delimiter cannot be written, so a call with such a value is malformed.
+delimiter. The format cannot escape a delimiter in a value, so a call whose value contains a delimiter is malformed.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return the parts of a Qwen3.5 call, or the reason why the call cannot be read."""
+    """Return the parts of a tool call that a Qwen3.5 model wrote, or the reason why the call cannot be read."""
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return the parts of a call of a GLM model, or the reason why the call cannot be read."""
+    """Return the parts of a tool call that a GLM model wrote, or the reason why the call cannot be read."""
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"

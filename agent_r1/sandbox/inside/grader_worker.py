@@ -2,8 +2,8 @@
 process runs the tests, which call these functions.
 
 Arguments and results are sent as JSON. Plain values, dates and containers are sent as data, and types and pure
-functions by name. If a result belongs to a subclass of ``list``, it becomes a plain list, because a subclass can define
-an ``__eq__`` that is always true. Any other result stays in the candidate's process, and only an index is sent. Each
+functions by name. A result of any other type stays in the candidate's process, and only an index is sent. A result of a
+subclass of ``list`` is sent as a plain list, because a subclass can define an ``__eq__`` that is always true. Each
 process creates the received values itself, from a fixed list of types.
 """
 
@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object without an encoder is stored: ``keep`` returns the index to send."""
+    """Return a value as JSON data. An object with no encoder becomes the index at which ``keep`` stores the object."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether encoding and decoding a value gives an equal value of the same type, or an equal iterator."""
+    """Return whether decoding an encoded value gives an equal value of the same type (iterators: equal elements)."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -335,7 +335,7 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests of a candidate (untrusted code). The functions ``calls`` run in the candidate's process.
+    """Run the tests of a candidate (untrusted code). Functions with a name in ``calls`` run in the candidate's process.
 
     If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, stderr ends with ``nonce``
     and a reason. If the candidate fails, ``nonce`` is not written.

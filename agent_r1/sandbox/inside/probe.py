@@ -106,7 +106,8 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 def probe(targets: Any) -> None:
     """Try to break each isolation layer, and print one line per layer.
 
-    The line is ``network holds`` if all attacks on the layer ``network`` were blocked; otherwise ``network broken``.
+    The line is the name of the layer, followed by "holds" if all attacks on the layer were blocked, else by "broken".
+    Example: ``network holds``.
     """
     for layer, attempts in ATTEMPTS.items():
         result = "holds"

@@ -27,8 +27,8 @@ class Exam:
         setup: code that runs before the tests, in the process of the tests.
         given: code that runs before the solution, in the process of the solution.
         after: code that runs after the solution, in the process of the solution.
-        handed: the names of objects that ``after`` creates from classes of the solution. The tests can use these
-            objects only as arguments of the solution's functions.
+        handed: the names of objects that the code ``after`` creates from classes of the solution. The tests can use
+            these objects only as arguments of the solution's functions.
 
     Example:
         Exam(calls=("area",), tests="assert area(square) == 4", after="square = Square(2)", handed=("square",))

@@ -14,9 +14,9 @@ from agent_r1.tasksets.code.tool import RUN_TESTS
 
 
 def solutions_of(max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions.
+    """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
 
-    One wrong solution calls a tool ``max_turns`` times and gives no answer.
+    One of the wrong solutions calls a tool ``max_turns`` times and gives no answer.
     """
 
     def of(task: Task) -> ReferenceSolutions:

@@ -21,7 +21,8 @@ from agent_r1.tasksets.code_repair.mutations import Mutation, mutations, plain_s
 
 _TRIALS = (Path(__file__).parent / "inside" / "trials.py").read_text()
 _AT_ONCE = 25
-"""The largest number of functions that one program tests. Starting a program takes longer than testing a function."""
+"""The largest number of functions that one program tests. A program tests several functions, because starting a program
+takes longer than testing a function."""
 
 _LIMITS = Limits(seconds=300.0, cpu_seconds=5)
 """The limits of a program that tests up to ``_AT_ONCE`` functions."""

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 SIMILAR = 0.5
 """The minimum similarity (``SequenceMatcher`` ratio, 0 to 1) of a new line and the replaced line.
 
-If no line of the function is so similar to the new line, the edit is invalid.
+A new line replaces the most similar line of the function. If the similarity is too small, the edit is invalid.
 """
 
 

@@ -28,15 +28,15 @@ class RepairScorer:
     """A scorer with three rewards for the repair of a function that contains a bug.
 
     An edit of the agent replaces one line of the function. The agent sees one test of the function. The rewards come
-    from the other tests, the hidden tests.
+    from the other tests, the hidden tests. There are n hidden tests, and the function with the bug passes b of them.
 
     - ``fixed``: 1 if the function passes all hidden tests after the edit in the final answer; else 0.
-    - ``gained``: max(0, (p - b) / (n - b)) for n hidden tests. The function with the bug passes b tests. The function
-      after the edit in the final answer passes p tests.
-    - ``first_fixed``: like ``fixed``, but for the first edit that the agent tried with the tool ``try``. If the agent
-      tried no edit, ``first_fixed`` has the value of ``fixed``.
+    - ``gained``: max(0, (p - b) / (n - b)), if the function passes p hidden tests after the edit in the final answer.
+    - ``first_fixed``: 1 if the function passes all hidden tests after the first edit; else 0. The first edit is in the
+      first call of the tool ``try`` or, without a call, in the final answer.
 
-    A reward is 0 if the edit is missing or invalid, and None if the sandbox failed.
+    Each reward is computed from one edit. If this edit is missing or invalid, the reward is 0. If the sandbox
+    failed and a hidden test did not run, the reward is None.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:

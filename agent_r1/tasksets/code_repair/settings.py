@@ -29,8 +29,8 @@ class Settings(BaseModel):
     """The maximum number of lines of a function. Longer functions are left out."""
 
     bugs: int = Field(default=3, ge=1)
-    """The maximum number of bugs per function of the training split. Each bug is a task. In the other splits, a
-    function gets one bug."""
+    """The maximum number of tasks that are made from one function of the training split. Each task has one bug. In the
+    other splits, at most one task is made from each function."""
 
     proposals: int = Field(default=0, ge=0, le=99)
     """The maximum number of proposed lines, of which the agent chooses one. 0: the agent writes the line itself."""
@@ -44,10 +44,11 @@ class Settings(BaseModel):
 
 
 def read_settings(data: Path | None) -> Settings:
-    """Return the settings of ``code-repair``. ``data`` is a TOML file of settings, or the data with the functions.
+    """Return the settings of the task set ``code-repair``.
 
-    If the name of ``data`` ends in ".toml", the settings are read from the file ``data``. Otherwise the result is
-    ``Settings(data=data)``, with the default values of all other settings.
+    If the path ``data`` ends in ".toml", ``data`` is a file of settings, and the settings are read from this file.
+    Otherwise ``data`` is the file or data set with the functions to repair. The result is then ``Settings(data=data)``,
+    with the default values of all other settings.
 
     Raises InvalidInput if ``data`` is None, the TOML file cannot be read, or a setting is unknown or invalid.
     """

@@ -26,10 +26,11 @@ _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", r
 
 
 def refusal_reason(gold: str, said: str, question: str) -> str | None:
-    """Return why the form of the answer ``said`` is refused, such as an uncomputed sum; None if the form is acceptable.
+    """Return the reason to refuse the form of the agent's answer, for example because the answer is a sum that is not
+    computed. Return None if the form is acceptable.
 
-    ``gold`` and ``said`` must be normalized (:func:`normalize_answer`). If ``gold`` and ``said`` have the same text
-    (:func:`same_text`), the form is acceptable.
+    ``gold`` is the right answer, and ``said`` is the agent's answer. The two answers must be normalized
+    (:func:`normalize_answer`). If they have the same text (:func:`same_text`), the form is acceptable.
     """
     if same_text(gold, said):
         return None
@@ -84,9 +85,10 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the operations that an answer leaves uncomputed, such as {"arithmetic"} for ``17 + 1``.
+    """Return the operations that are not computed in an answer, such as {"arithmetic"} for ``17 + 1``.
 
-    If the answer contains letters, only named operations such as ``gcd`` count, because ``x + 1`` cannot be computed.
+    If the answer contains letters, the result has only named operations, such as ``gcd``, because ``x + 1`` cannot be
+    computed.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)

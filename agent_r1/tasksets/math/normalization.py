@@ -64,7 +64,8 @@ def normalize_answer(answer: str) -> str:
 
 
 def repeating_decimal(answer: str) -> str:
-    r"""Return a repeating decimal, which math-verify cannot parse, as a fraction. Return other answers unchanged.
+    r"""Convert a repeating decimal to a fraction, because math-verify cannot parse repeating decimals. Return any other
+    answer unchanged.
 
     Example:
         >>> repeating_decimal(r"0.1\overline{6}")

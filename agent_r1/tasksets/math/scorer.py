@@ -57,8 +57,9 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the agent's answer ``said`` with the right answer ``gold``. ``question`` is the text of the problem.
 
-        The comparison with math-verify can raise an error or take too long. Then ``said`` counts as wrong if
-        math-verify can compute ``gold``. If math-verify cannot compute ``gold``, ``correct`` is None.
+        If the comparison with math-verify raises an error or takes too long, the result depends on the right answer: if
+        math-verify can compute the right answer, the agent's answer counts as wrong. Otherwise the field ``correct`` of
+        the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")

@@ -13,10 +13,10 @@ from agent_r1.tasksets.math.problems import Problem
 
 
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function from a task to its reference solutions.
+    """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
 
-    A wrong solution of a task can be the answer to another problem in ``problems``. Another wrong solution calls a tool
-    ``max_turns`` times and gives no answer.
+    One of the wrong solutions gives the answer to another problem in ``problems``, if an answer with different digits
+    exists. Another of the wrong solutions calls a tool ``max_turns`` times, and gives no answer.
     """
     answers = list(dict.fromkeys(problem.answer for problem in problems))
 

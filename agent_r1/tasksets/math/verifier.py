@@ -1,4 +1,4 @@
-"""The comparison of an agent's answer with the right answer by the library math-verify.
+"""Compare an agent's answer with the right answer, using the library math-verify.
 
 Import this module only in a process that can be killed. For some answers, sympy or a regular expression runs forever or
 takes all memory.
@@ -42,9 +42,10 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify can compare the right answer with itself, and finds no difference.
+        """Return whether math-verify finds the right answer ``gold`` equal to itself.
 
-        The right answer is ``gold``, rewritten in the notation of the agent's answer ``said`` as in :meth:`check`.
+        Before the comparison, ``gold`` is rewritten in the notation of the agent's answer ``said``. :meth:`check` also
+        rewrites ``gold`` in this way.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

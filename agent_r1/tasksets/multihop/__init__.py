@@ -49,7 +49,7 @@ class Questions:
     """The questions of a task set, by split.
 
     Attributes:
-        evaluation: the names of the splits that an evaluation reports.
+        evaluation: the names of the splits on which an evaluation reports results.
         whole: the name of the split that contains all questions; None if there is no such split.
     """
 
@@ -133,8 +133,9 @@ def recall_function(
     """Return a function that takes the name of a split and measures the retriever's recall on the split's questions.
 
     Supporting titles are the titles of the passages that prove an answer. If no question of any split has supporting
-    titles, return None. The function returns a mapping such as ``{"recall@5": 0.62}`` (see :func:`recall`). The mapping
-    is empty if no question of the split has supporting titles, or if the search fails.
+    titles, return None instead of a function. The result of the returned function is a mapping such as
+    ``{"recall@5": 0.62}`` (see :func:`recall`), or an empty mapping if no question of the split has supporting titles,
+    or if the search fails.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None

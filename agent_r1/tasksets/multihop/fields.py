@@ -96,9 +96,9 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    ``name`` is the field of ``row`` that contains the value, and ``whose`` is the format of the file. Both are used
-    only in the error message, such as "give paragraphs as MuSiQue's files do". Raises InvalidInput if the value is
-    invalid.
+    ``name`` is the field of ``row`` that contains the value. The argument ``whose`` names the file format, such as
+    "MuSiQue's". Both arguments are used only in the error message, such as "give paragraphs as MuSiQue's files do".
+    Raises InvalidInput if the value is invalid.
     """
     try:
         return kind.validate_python(value or [])

@@ -35,9 +35,9 @@ from agent_r1.tasksets.settings_file import locate_data, read_settings_file
 from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that no data set of a mixture may have, because splits have these names.
+"""Names that no data set of a mixture may have.
 
-For each test data set, there is a split with the name of the data set.
+Each test data set becomes a split with the name of the data set, and these names are reserved for other splits.
 """
 
 

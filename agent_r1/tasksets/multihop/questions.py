@@ -58,11 +58,11 @@ def read_questions(source: Path) -> tuple[Question, ...]:
 
     - HotpotQA, distractor or fullwiki: ``question``, ``answer``, ``context`` as [title, [sentence, ..]] pairs,
       ``supporting_facts`` as [title, sentence number] pairs, ``_id``
-    - 2WikiMultihopQA: the fields of HotpotQA, ``evidences`` as [subject, relation, object] triples, ``answer_id``. The
-      file ``id_aliases.json`` in the same folder contains alternative names of the answer, by ``answer_id``
+    - 2WikiMultihopQA: the fields of HotpotQA, and also ``evidences`` as [subject, relation, object] triples and
+      ``answer_id``. The file ``id_aliases.json`` in the same folder contains other names of the answer by ``answer_id``
     - MuSiQue: ``question``, ``answer``, ``paragraphs``, ``question_decomposition``, ``answer_aliases``, ``answerable``.
       Rows that are not answerable are left out, as in MuSiQue's answer metric
-    - these formats on the hub, with ``{"title": [..], "sentences": [..]}`` in place of a list of pairs
+    - these formats on the hub, with ``{"title": [..], "sentences": [..]}`` instead of a list of pairs
     - other files: the question in ``question``, ``Question`` or ``query``, and the answer, or a list of answers, in
       ``answer``, ``answers`` or ``golden_answers``
 

@@ -28,8 +28,8 @@ class Split:
         hops: how many facts a question needs. The numbers are used in turn: with (1, 2), the questions need 1, 2, 1,
             2, .. facts.
         held_out_wordings: whether pages and questions use wordings that are not used in training.
-        last: the names of the relations that a question can ask for at its end. In "Who is the boss of Ann's
-            brother?", this is "boss".
+        last: the possible names of the last relation in a question's chain of facts. In "Who is the boss of Ann's
+            brother?", the first relation is "brother", and the last relation is "boss".
 
     Example:
         Split("test", worlds=10, tasks=400, hops=(2,))

@@ -65,13 +65,13 @@ class Relation:
 
     - {P}, {p} and {p2} stand for "She", "she" and "her", or for "He", "he" and "him".
     - {O} and {o} stand for "Her" and "her", or for "His" and "his".
-    - {v} stands for the value, and {a} for "a" or "an" in front of the value.
+    - {v} stands for the name of the other person or for the value, and {a} for "a" or "an" in front of the value.
 
     In the first sentence of a page, the name of the person replaces the first pronoun.
 
     Attributes:
         pages: wordings of a fact on a page.
-        questions: wordings of a question that asks for the value; ``{x}`` stands for the person.
+        questions: wordings of a question that asks for the other person or the value; ``{x}`` stands for the person.
         noun: the word for the other person, such as "teacher", if the relation is to a person; else "".
         values: the possible values; () if the relation is to a person.
         held_out_page: a wording that no page of training uses.

@@ -21,7 +21,7 @@ def nested(chain: Chain) -> str:
     """Return a question that asks for the last value of ``chain``, in the wording "style-a".
 
     Example:
-        "What is the capital of the mayor of Alba?"
+        "What is the mayor of the capital of Alba?"
     """
     return "What is " + "".join(f"the {relation} of " for relation in reversed(chain.relations)) + f"{chain.start}?"
 
@@ -30,7 +30,7 @@ def forward(chain: Chain) -> str:
     """Return a question that asks for the last value of ``chain``, in the wording "style-b".
 
     Example:
-        "Start at Alba. Take the mayor, then the capital. Who is it?"
+        "Start at Alba. Take the capital, then the mayor. Who is it?"
     """
     return f"Start at {chain.start}. Take " + ", then ".join(f"the {r}" for r in chain.relations) + ". Who is it?"
 

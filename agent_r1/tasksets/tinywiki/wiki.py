@@ -39,8 +39,8 @@ class Chain:
     Fact ``i`` consists of relation ``i`` and value ``i``. The last value is the answer to the question.
 
     Example:
-        Chain(start="Alba", relations=("mayor", "capital"), values=("Bruno", "Corin"))
-        means that Bruno is the mayor of Alba, and Corin is the capital of Bruno.
+        Chain(start="Alba", relations=("mayor", "twin"), values=("Bruno", "Corin"))
+        means that Bruno is the mayor of Alba, and Corin is the twin of Bruno.
     """
 
     start: str
@@ -99,7 +99,7 @@ class Wiki:
 def open_wiki(name: str) -> Wiki:
     """Return the wiki with a name such as "test/0". Equal names give equal wikis on every machine.
 
-    The part before the first slash is the class: ``train``, ``validation``, ``test`` or ``UNSEEN``.
+    The part before the first slash is the class of the wiki: "train", "validation", "test" or "unseen" (``UNSEEN``).
     """
     owner, _, rest = name.partition("/")
     if owner == UNSEEN:
@@ -119,8 +119,8 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
     """Draw the facts of the page ``title``: a mapping from relations to values, such as {"mayor": "Bruno"}.
 
-    The values are different titles of other pages in ``titles``. ``owner`` is the index of the class that the facts
-    belong to (see :func:`fact_class`).
+    The values are titles of other pages, drawn from ``titles``. No two values are equal. ``owner`` is the index of the
+    class that the facts belong to (see :func:`fact_class`).
     """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):

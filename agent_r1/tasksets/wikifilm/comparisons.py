@@ -24,7 +24,9 @@ A smaller difference is not certain, because a film can have several release dat
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A way to compare two films by a year. In the wordings, ``{a}`` and ``{b}`` stand for the titles of the two films.
+    """A way to compare two films by a year, with several wordings of the question.
+
+    In a wording, ``{a}`` and ``{b}`` stand for the titles of the two films.
 
     Attributes:
         first: wordings of questions whose answer is the film with the earlier year.
@@ -85,7 +87,7 @@ SAME_COUNTRY = (
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two films that a question compares. The title of ``one`` comes first in the question.
+    """Two films that a question compares. In the question, the film in the field ``one`` comes first.
 
     ``reads_directors`` is True if the facts for the answer are on the pages of the directors.
     """

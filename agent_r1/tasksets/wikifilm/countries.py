@@ -50,7 +50,7 @@ COUNTRIES: Mapping[str, tuple[str, ...]] = {
 """The names of a country, by nationality. The usual name comes first."""
 
 _CHANGED = frozenset({"Soviet", "Yugoslav", "Czechoslovak", "Korean", "Hong Kong", "Puerto Rican", "Palestinian"})
-"""Nationalities whose country cannot be compared: the country was divided, or belongs to another country."""
+"""Nationalities whose country is not clear, because the country was divided or belongs to another country."""
 
 NATIONALITY = re.compile(rf"\b(?:{'|'.join(sorted(COUNTRIES, key=len, reverse=True))})\b")
 

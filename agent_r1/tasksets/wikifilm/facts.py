@@ -21,7 +21,7 @@ A person with the director's name but with an age outside these limits is not th
 YEARS_AFTER_DEATH = 3
 """The maximum number of years from a director's death to the release of the film.
 
-A person with the director's name who died earlier is not the director of the film.
+A person with the director's name who died more years before the release is not the director of the film.
 """
 
 

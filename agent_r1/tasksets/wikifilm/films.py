@@ -90,9 +90,9 @@ def read_film(page: Passage) -> Film | None:
 def _year(title: str, start: str, before: str, after: str) -> int | None:
     """Return the release year of a film; None if the page does not state exactly one year.
 
-    The other arguments are parts of the page's first sentence: ``start`` is the part before "is a", ``before`` is the
-    part between "is a" and "film", and ``after`` is the part after "film". For "Salt (1953) is a comedy film of 1953",
-    the parts are "Salt (1953) ", "comedy " and " of 1953".
+    All arguments except ``title`` are parts of the page's first sentence. ``start`` is the part before "is a", the
+    argument ``before`` is the part between "is a" and "film", and the argument ``after`` is the part after "film". For
+    "Salt (1953) is a comedy film of 1953", the parts are "Salt (1953) ", "comedy " and " of 1953".
     """
     in_title = re.search(rf"\(({_YEAR.pattern})\b.*\)$", title)
     at_start = re.search(rf"\(({_YEAR.pattern})\) ?$", start)
@@ -105,7 +105,8 @@ def _year(title: str, start: str, before: str, after: str) -> int | None:
 def _director(text: str) -> str | None:
     """Return the name after "directed by" on a film's page.
 
-    Return None if there is no full name, several names, or a sentence about another work.
+    Return None if the name is missing or only a surname, if there are several names, or if a sentence with "directed
+    by" is about another work.
     """
     names: dict[str, str] = {}
     for match in _DIRECTED.finditer(text):

@@ -30,7 +30,8 @@ def read_pages(source: Path) -> tuple[Passage, ...]:
 
     - a corpus of passages: ``title`` and ``text``
     - 2WikiMultihopQA's ``para_with_hyperlink.jsonl``: ``title`` and ``sentences``, a list of texts
-    - 2WikiMultihopQA's questions: ``context``, a list of [title, [sentence, ..]] pairs. The questions are not used
+    - 2WikiMultihopQA's files of questions: ``context``, a list of [title, [sentence, ..]] pairs. All other fields, such
+      as the question, are ignored
 
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """

@@ -115,7 +115,7 @@ def _read_life(life: str) -> tuple[_Event, _Event]:
 def _read_event(text: str, which: int) -> _Event:
     """Return the date and place in a text such as "14 January 1896 in Lviv" or "Lviv, 14 January 1896".
 
-    If the text has several dates, ``which`` selects one by its index: 0 for the first, -1 for the last.
+    If the text has several dates, the index ``which`` selects one of them: 0 for the first date, -1 for the last date.
     """
     dates = list(find_dates(text))
     if not dates:

@@ -17,7 +17,7 @@ from agent_r1.tasksets.wikifilm.persons import Person
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A fact about a person that questions ask for, such as the birthplace.
+    """A kind of fact that can be asked about a person, such as the birthplace.
 
     Attributes:
         wordings: wordings of the question. The person's name or "the director of film .." replaces ``{x}``.
@@ -32,7 +32,10 @@ class Relation:
     answers: Callable[[Person], tuple[str, ...]]
 
     def ask(self, who: str, id: str) -> str:
-        """Return a question about the person ``who``. The id of the question determines the wording."""
+        """Return a question about a person. The id of the question determines the wording.
+
+        ``who`` is the name of the person, or a text such as "the director of film .."
+        """
         return random.Random(id).choice(self.wordings).format(x=who)
 
 

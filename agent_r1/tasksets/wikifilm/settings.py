@@ -22,7 +22,7 @@ KINDS: tuple[Kind, ...] = ("1-hop", "2-hop", "comparison", "bridge-comparison")
 
 
 class Settings(BaseModel):
-    """The settings in a file. Only ``data`` changes the questions of validation and test.
+    """The settings in a file. The questions of validation and test depend only on the setting ``data``.
 
     Example of a file:
 

@@ -121,7 +121,7 @@ class SkippedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LatestCheckpoint:
-    """The newest intact checkpoint (None if there is none), and newer checkpoints that were skipped."""
+    """The newest intact checkpoint (None if there is none), and all newer checkpoints, which are corrupt."""
 
     folder: Path | None
     skipped: tuple[SkippedCheckpoint, ...]
@@ -175,8 +175,8 @@ def save_checkpoint(
     """Write the checkpoint ``run/checkpoints/step-K``, remove old checkpoints, and return the new folder.
 
     The newest ``keep`` complete checkpoints are kept. A run that resumes from a checkpoint also needs the weights of
-    the best step by validation up to this checkpoint. So, for each kept checkpoint, the checkpoint of its best step is
-    kept too.
+    its best step, which is the step with the best validation result before the checkpoint was written. So, for each
+    kept checkpoint, the checkpoint of the best step is kept too.
 
     The weights come from ``snapshot``, not from ``model``.
 
@@ -290,7 +290,7 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder. At the end of the block, write its manifest, and rename the folder to ``folder``.
+    """Yield a temporary folder. After the block, add a manifest, and move the temporary folder to the path ``folder``.
 
     The manifest has a hash of each file, the seal (a hash of all rows that the run has recorded), and ``fingerprint``.
     After an error, ``folder`` stays unchanged.

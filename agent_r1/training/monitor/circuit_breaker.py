@@ -75,9 +75,9 @@ class FailedToolCall:
 
 
 def normalize_reason(reason: str) -> str:
-    """Return the reason of a failure, shortened, and with ``#`` in place of each number.
+    """Return the reason of a failure, shortened, with each number replaced by ``#``.
 
-    Two failures with equal results are counted as the same failure.
+    Two failures are counted as the same failure if their normalized reasons are equal.
 
     Example:
         >>> normalize_reason("timeout after 2.5 s at 0x7f3a")
@@ -193,8 +193,9 @@ class CircuitBreaker:
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
     """Yield the lines of a diagnosis of failed attempts: each reason with its count and an example, then advice.
 
-    ``total`` is the number of recent attempts, failed or not. ``limit`` is a text that says which limit is exceeded,
-    such as "a share of 0.5 in 256 is the limit". ``run`` is the name of the run.
+    ``total`` is the number of recent attempts, failed or not. ``limit`` is a text that says which limit is exceeded.
+    For example, "a share of 0.5 in 256 is the limit" means half of the last 256 attempts. ``run`` is the name of the
+    run.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:

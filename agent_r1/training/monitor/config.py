@@ -22,8 +22,8 @@ class MonitorConfig(BaseModel):
     1: stop in neither case."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts in which failures are counted (see failure_share). At most the attempts of three steps
-    are counted. The attempts of about twelve groups are a good choice."""
+    """Number of recent attempts in which failures are counted (see failure_share), but at most the number of attempts
+    in three steps. A good value is the number of attempts in about twelve groups."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
@@ -45,12 +45,12 @@ class MonitorConfig(BaseModel):
     """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
 
     entropy_share: float = Field(default=0.1, ge=0, lt=1)
-    """Warn if the policy's entropy is too low in 5 consecutive steps: below this share of the mean entropy at the start
-    of the run (the first 5 steps)."""
+    """Warn if the policy's entropy is below a limit in each of 5 consecutive steps. The limit is this share of the mean
+    entropy in the first 5 steps of the run."""
 
     constant_share: float = Field(default=0.9, ge=0, le=1)
-    """Warn if too many groups are constant in 5 consecutive steps: more than this share of the groups. In a constant
-    group, all attempts have equal rewards."""
+    """Warn if the share of constant groups is above this number in each of 5 consecutive steps. In a constant group,
+    all attempts have equal rewards."""
 
     critic_steps: int = Field(default=10, ge=1)
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
@@ -61,8 +61,8 @@ class MonitorConfig(BaseModel):
     check."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Length in steps of the two periods that are compared to check true_reward. One period has the last steps. The
-    second period has the earlier consecutive steps with the highest mean true reward."""
+    """Length in steps of each of the two periods that the check of the true reward compares. One period consists of
+    the last steps. The other period consists of the earlier consecutive steps with the highest mean true reward."""
 
     def ratio_limit(self, trainer: ProductPrecision) -> float:
         """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or a default limit.
@@ -75,7 +75,7 @@ class MonitorConfig(BaseModel):
     def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
         """Return the limit of the difference between a token's log-probabilities in engine and trainer.
 
-        The limit is ``logprob_gap``. If ``logprob_gap`` is None, the limit depends on the precisions in which trainer
-        and engine compute: ``trainer`` and ``engine``.
+        The limit is ``logprob_gap``. If ``logprob_gap`` is None, the limit depends on the arguments ``trainer`` and
+        ``engine``, which are the precisions in which the trainer and the engine compute.
         """
         return self.logprob_gap or max(GAP_LIMITS[trainer], GAP_LIMITS[engine])

@@ -48,7 +48,7 @@ A short run would end before a larger window is full.
 REWARD_HISTORY = 1000
 
 MIN_WINDOW_GROUPS, MIN_WINDOW_ATTEMPTS = 4, 32
-"""The size of the smallest window of the circuit breaker: the attempts of 4 groups, but at most 32 attempts."""
+"""The minimum size of the circuit breaker's window: the attempts in 4 groups or 32 attempts, whichever is smaller."""
 
 
 class HealthMonitor:

@@ -58,13 +58,14 @@ def check_validation(em: float, best: float, questions: int, rewards: Sequence[f
     """Return a finding if the validation score fell while the training reward rose.
 
     The score fell if ``em`` is below ``best`` by more than two standard errors of the difference of two proportions.
-    The reward rose if its mean over the last ``since`` steps is above its mean over the ``since`` steps before.
+    Let n be the number of steps since the best validation. The reward rose if its mean over the last n steps is above
+    its mean over the n steps before these steps.
 
     Args:
         em, best: the exact match of this validation, and of the best validation.
         questions: the number of validation questions.
         rewards: the mean rewards of the last steps, oldest first.
-        since: the number of steps since the best validation.
+        since: n, the number of steps since the best validation.
     """
     pooled = (em + best) / 2
     margin = 2 * math.sqrt(2 * pooled * (1 - pooled) / max(questions, 1))

@@ -24,8 +24,8 @@ ERRORS = 2.0
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
     """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
-    Only attempts with the reward ``true_reward`` count; {} without such attempts. The correlation is left out if all
-    returns or all true rewards are equal.
+    The argument ``true_reward`` is the name of the true reward. Attempts without this reward are ignored. If no attempt
+    has this reward, return {}. The correlation is left out if all returns or all true rewards are equal.
     """
     pairs = [
         (sample.total, true)
@@ -53,7 +53,8 @@ def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) ->
     """Return a finding if the true reward fell while the return (the reward that is trained) rose.
 
     Two periods of ``window`` consecutive steps are compared: the last steps, and the earlier period with the highest
-    mean true reward. Fall and rise must each exceed ``ERRORS`` standard errors, estimated from the spread of the steps.
+    mean true reward. The fall and the rise must each exceed the standard error times ``ERRORS``. The standard error is
+    estimated from the spread of the steps.
 
     ``history`` has (mean return, mean true reward) of each step, oldest first. ``window`` is at least 2.
     """
@@ -82,10 +83,11 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return how much a mean changed from the steps ``before`` to the steps ``after``.
+    """Return the mean over the steps in ``after`` minus the mean over the steps in ``before``.
 
     Each step is a pair (mean return, mean true reward). The policy is trained on the return. If ``index`` is 0, the
-    returns are compared; if ``index`` is 1, the true rewards. A change of at most ``ERRORS`` standard errors gives 0.
+    means are over the returns; if ``index`` is 1, over the true rewards. If the absolute difference is
+    at most the standard error times ``ERRORS``, return 0.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))

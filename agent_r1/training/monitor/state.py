@@ -10,7 +10,9 @@ from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor, saved in each checkpoint. The sequences are in the order of the training steps.
+    """The state of a health monitor, saved in each checkpoint.
+
+    The entries of each tuple are in the order of the training steps.
 
     Attributes:
         groups: the number of checked groups. The next group has this number as its id.

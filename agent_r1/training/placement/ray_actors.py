@@ -1,6 +1,7 @@
 """Ray actors, each of which owns one process of a run: a rank of the trainer, or a vLLM server.
 
-The workers of Ray import this module, so it imports neither torch nor Ray.
+The workers of Ray import this module. The module does not import torch, so that the workers start fast. The module does
+not import Ray either, because Ray is an optional package.
 """
 
 from __future__ import annotations

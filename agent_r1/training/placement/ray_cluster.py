@@ -54,7 +54,7 @@ class ResourceRequest:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The request in the format of Ray, such as {"CPU": 1.0, "GPU": 1}."""
+        """The requested resources in Ray's format, such as {"CPU": 1.0, "GPU": 1}."""
         return {"CPU": self.cpus, "GPU": self.gpus} if self.gpus else {"CPU": self.cpus}
 
 

@@ -33,7 +33,8 @@ class RayRanks:
     def start(self, ranks: int) -> list[StartedRank]:
         """Start the ranks, and wait until all of them have connected to this process.
 
-        Raise RankDied if a rank ends before that, and InvalidInput after ``placement.start_seconds``.
+        Raise RankDied if a rank ends before its connection. Raise InvalidInput if not all ranks have connected within
+        ``placement.start_seconds``.
         """
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:
@@ -67,7 +68,7 @@ class RayRanks:
 
 
 class RayRankProcess:
-    """The process of a rank in a Ray actor, a :class:`agent_r1.trainer.ranks.RankProcess`."""
+    """A :class:`agent_r1.trainer.ranks.RankProcess` that runs in a Ray actor."""
 
     def __init__(self, cluster: RayCluster, rank: int, arguments: list[str], environment: dict[str, str]) -> None:
         self._ray, self._actor = cluster.ray, cluster.start_actor(rank, RankActor, arguments, environment)
@@ -92,7 +93,10 @@ class RayRankProcess:
         self._ray.kill(self._actor)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most ``timeout`` seconds until the rank ends. Return its exit code; -9 if the actor was killed."""
+        """Wait at most ``timeout`` seconds until the rank ends. Return the exit code of the rank.
+
+        The exit code is -9 if the rank's Ray actor was killed.
+        """
         try:
             return int(self._ray.get(self._end, timeout=timeout))
         except self._ray.exceptions.RayActorError:
@@ -118,7 +122,7 @@ class RayServers:
 
 
 class RayServerProcess:
-    """A vLLM server in a Ray actor, a :class:`agent_r1.inference.server_process.Server`."""
+    """A :class:`agent_r1.inference.server_process.Server`: a vLLM server that runs in a Ray actor."""
 
     def __init__(self, ray: Any, actor: Any, log: Path) -> None:
         self._ray, self._actor, self.log = ray, actor, log

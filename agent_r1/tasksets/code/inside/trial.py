@@ -10,8 +10,8 @@ LONGEST = 500  # the largest number of characters of a value that are printed
 def try_out(given: str, code: str, after: str, examples: list[tuple[str, str]]) -> None:
     """Run a solution and the examples. Print the failures and the number of examples that pass.
 
-    All texts are Python source. ``given`` and ``after`` run before and after the solution ``code``. An example is a
-    pair (call, expected value).
+    All texts are Python source. First the text ``given`` runs, then the solution ``code``, then the text ``after``. An
+    example is a pair (call, expected value).
     """
     linecache.cache[NAME] = (len(code), None, f"{code}\n".splitlines(True), NAME)
     names: dict[str, object] = {"__name__": "solution"}

@@ -40,9 +40,9 @@ def print_outcomes(functions: list[tuple[str, list[str], list[tuple[str, str]]]]
 def outcome_of(given: str, source: str, tests: list[tuple[str, str]]) -> str:
     """Return one letter per test: "p" (passes), "f" (fails) or "x" (unusable).
 
-    A test is unusable if the call runs too long or exits, or if the returned value is right but not plain data
-    (:func:`is_plain`). ``given`` is code that runs before ``source``. If ``given`` or ``source`` raises, all tests are
-    unusable.
+    A test is a pair (call, expected value). A test is unusable if its call runs too long or exits the program, or if
+    the returned value is right but not plain data (:func:`is_plain`). ``given`` is code that runs before ``source``. If
+    ``given`` or ``source`` raises, all tests are unusable.
     """
     names: dict[str, Any] = {"__name__": "solution"}
     try:
