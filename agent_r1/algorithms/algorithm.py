@@ -332,11 +332,12 @@ class Algorithm(Component):
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (kept, penalty weights), each (N,).
+        """Return a pair of tensors, each (N,): whether each token is kept, and the penalty weight of each token.
 
-        The argument ``loss_mask`` (N,) selects the tokens to which the rules apply, at least one token. kept (bool) is
-        false for the tokens that the setting ``token_mask`` masks. The penalty weights are for the setting ``kl_cov``;
-        None if ``kl_cov`` is not set. A token outside ``loss_mask`` is kept, and its penalty weight is 0.
+        The rules apply only to the tokens that ``loss_mask`` (N,) selects. At least one token must be selected. All
+        other tokens are kept, and have the penalty weight 0. The first tensor (bool) is false for the tokens that the
+        setting ``token_mask`` masks. The second tensor has the weights of the setting ``kl_cov``; None if ``kl_cov`` is
+        not set.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -364,12 +365,13 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return a copy of ``targets`` in which the tensors ``after_action`` have one entry per turn, not per time step.
+    """Return a copy of ``targets`` that has targets for turns. ``targets`` has targets for time steps.
 
-    These tensors are (D,) in ``targets``, and (S,) in the copy. D is the number of time steps, and S, the number of
-    turns, is ``count``. A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined.
-    ``turns`` (D,) is the index of the last turn of each time step. This last turn gets the target and the weight of the
-    time step. All other turns get target 0 and weight 0.
+    A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. There are D time steps,
+    and S = ``count`` turns. ``turns`` (D,) is the index of the last turn of each time step.
+
+    The tensors ``after_action`` are (D,) in ``targets``, and (S,) in the copy. In the copy, the last turn of each time
+    step gets the target and the weight of the time step. All other turns get target 0 and weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -54,8 +54,10 @@ class Kl(Component):
     KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Limit of the KL estimate k3 at a token (10 in verl). A larger estimate is replaced by this number, and has no
-    gradient with the estimator k3. The estimators k1 and k2 do not use k3, and have no limit. none: no limit."""
+    """Limit of the KL estimate at a token with the estimators k3, k3_plus and k3_unbiased (10 in verl). A larger
+    estimate is replaced by this number. With k3, a replaced estimate has no gradient. With k3_plus, the gradient does
+    not change. With k3_unbiased, the limit applies before the multiplication by the importance ratio. The estimators k1
+    and k2 have no limit. none: no limit."""
 
     sync_steps: int = Field(default=0, ge=0)
     """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: the reference policy is always
@@ -139,7 +141,8 @@ def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coe
 
 
 SMALLEST_REST = 1e-7
-"""Lower bound of pi_rest, the policy's total probability of the tokens outside the teacher's top k."""
+"""The number that replaces smaller values of pi_rest. pi_rest is the policy's total probability of the tokens outside
+the teacher's top k."""
 
 
 class Distillation(Component):

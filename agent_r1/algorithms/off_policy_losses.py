@@ -28,20 +28,24 @@ class Vespo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k in the weight W^k exp(lambda (1 - W)) of a token with advantage A >= 0. W is the importance ratio of
-    the token's turn or trajectory. If W < 1, a larger k decreases the weight."""
+    """Exponent k in the loss weight of a token with an advantage of 0 or more. Let W be the product of the importance
+    ratios in the token's turn or trajectory, and lambda the setting decay_positive. The loss weight is
+    W^k exp(lambda (1 - W)). If W < 1, a larger k decreases the loss weight."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """lambda in the weight W^k exp(lambda (1 - W)) of a token with advantage A >= 0. W is the importance ratio of the
-    token's turn or trajectory. If W > 1, a larger lambda decreases the weight."""
+    """Number lambda in the loss weight of a token with an advantage of 0 or more. Let W be the product of the
+    importance ratios in the token's turn or trajectory, and k the setting power_positive. The loss weight is
+    W^k exp(lambda (1 - W)). If W > 1, a larger lambda decreases the loss weight."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k in the weight W^k exp(lambda (1 - W)) of a token with advantage A < 0. W is the importance ratio of
-    the token's turn or trajectory. If W < 1, a larger k decreases the weight."""
+    """Exponent k in the loss weight of a token with a negative advantage. Let W be the product of the importance ratios
+    in the token's turn or trajectory, and lambda the setting decay_negative. The loss weight is
+    W^k exp(lambda (1 - W)). If W < 1, a larger k decreases the loss weight."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """lambda in the weight W^k exp(lambda (1 - W)) of a token with advantage A < 0. W is the importance ratio of the
-    token's turn or trajectory. If W > 1, a larger lambda decreases the weight."""
+    """Number lambda in the loss weight of a token with a negative advantage. Let W be the product of the importance
+    ratios in the token's turn or trajectory, and k the setting power_negative. The loss weight is
+    W^k exp(lambda (1 - W)). If W > 1, a larger lambda decreases the loss weight."""
 
     @property
     def formula(self) -> str:
@@ -63,10 +67,10 @@ class Vespo(PolicyLoss):
 
 
 class Ipo(PolicyLoss):
-    """The loss of IPO: -r A + drift_coef (log r)^2 (``ipo_loss_fn`` of prime-rl).
+    """The loss of IPO (``ipo_loss_fn`` of prime-rl).
 
-    r = pi / pi_old is the importance ratio of a token, and A is the advantage of the token. A token with
-    |pi - pi_old| > ``threshold`` has only the second term.
+    r = pi / pi_old is the importance ratio of a token, and A is the advantage of the token. The loss of the token is
+    -r A + drift_coef (log r)^2. If |pi - pi_old| > ``threshold``, the term -r A is left out.
     """
 
     name: Literal["ipo"] = "ipo"

@@ -38,7 +38,7 @@ class PolicyLoss(Component, ABC):
     @property
     @abstractmethod
     def formula(self) -> str:
-        """The maximized term, with the values of the settings, such as "A log pi"."""
+        """The maximized term as text, such as "A log pi". Settings are written as their values."""
 
     @abstractmethod
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:

@@ -64,10 +64,11 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
     ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
     ``loss.clip_high`` changes a parameter. If ``settings`` contains every component, as the settings of a stored run
-    do, no algorithm named ``name`` has to exist.
+    do, ``name`` can also be an unknown name, but not a missing file.
 
     Raises:
-        InvalidInput: a name or a key is unknown, a value is invalid, or the components do not fit together.
+        InvalidInput: a name or a key is unknown, the file cannot be run, a value is invalid, or the components do not
+            fit together.
 
     Example:
         build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
@@ -118,7 +119,7 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
     """Return a stand-in for an algorithm that a stored run used and that does not exist any more.
 
     ``name`` is the name of the algorithm, and ``settings`` are its settings in the stored run. The stand-in gets this
-    name, and the paper and the deviations from ``settings``. The components of the stand-in are placeholders: the
+    name. Its fields ``paper`` and ``deviations`` are copied from ``settings``. Its components are placeholders: the
     caller replaces each of them by the component in ``settings``. Return None if ``settings`` lacks a component.
     """
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
@@ -128,9 +129,10 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 
 def _from_file(name: str) -> Algorithm:
-    """Return the algorithm NAME of the Python file FILE.py, if ``name`` is "FILE.py:NAME".
+    """Return the algorithm in a variable of a Python file. ``name`` has the form "FILE.py:VARIABLE".
 
-    The result is called "FILE.py:NAME". Raise InvalidInput if the file cannot be run or has no such algorithm.
+    The name of the result is also "FILE.py:VARIABLE". Raise InvalidInput if the file cannot be run, or if the variable
+    holds no algorithm.
     """
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
@@ -174,9 +176,9 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
     """Return the new value of a field of ``component``. ``name`` is the name of the field.
 
-    ``given`` has the new settings. The key "" stands for the field itself: the entry is a plain value, such as a
-    number, or the name of a component, such as "cispo". All other keys are settings of the component in the field.
-    Error messages put ``prefix`` before ``name``.
+    ``given`` has the new settings of the field. The value under the key "" is for the field itself: a plain value, such
+    as a number, or the name of a component, such as "cispo". The values under other keys are for the parameters of the
+    component in the field. Error messages put ``prefix`` before ``name``.
 
     Example:
         For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.

@@ -113,8 +113,8 @@ class ClipCov(TokenMask):
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """This share of all tokens is masked, at least one token. The masked tokens are drawn from the tokens whose
-    covariance of advantage and log-probability is between ``low`` and ``high``."""
+    """This share of all tokens is masked, but at least one token if there are candidates. Candidates are the tokens
+    whose covariance of advantage and log-probability is between ``low`` and ``high``."""
 
     low: float = 1.0
     """Only tokens whose covariance of advantage and log-probability is above this number can be masked."""
@@ -146,8 +146,8 @@ class KlCov(Component):
     """
 
     share: float = Field(default=2e-4, gt=0, le=1)
-    """This share of all tokens gets the penalty, at least one token: the tokens with the largest covariance of
-    advantage and log-probability."""
+    """The tokens with the largest covariance of advantage and log-probability get the penalty. The number of these
+    tokens is this share of all tokens, but at least 1."""
 
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the penalty in the loss."""

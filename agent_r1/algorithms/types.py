@@ -27,9 +27,10 @@ class StateValues:
     """
 
     before_token: Tensor
-    """(N,) value, target or weight of the state before each token."""
+    """(N,) one number per token, for the state before the token: a value, a target or a weight (see the class)."""
     after_action: Tensor
-    """(S,) value, target or weight of the state after the action of each turn."""
+    """(S,) one number per turn, for the state after the turn's action: a value, a target or a weight (see the class).
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

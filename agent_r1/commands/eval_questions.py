@@ -24,8 +24,8 @@ def with_unseen_questions(
     - If the model was trained on a different data file, remove the training questions from all splits.
     - If no run trained the model, or if the run or ``config`` has no data file, remove no questions.
 
-    In the last two cases, the evaluation split of the result is the split with all tasks (``taskset.whole``), if there
-    is one.
+    If the model was not trained on ``config.data``, and the task set has a split with all tasks (``taskset.whole``),
+    this split becomes the only evaluation split.
 
     Args:
         trained: the settings of the run that trained the model. None: no run trained the model.

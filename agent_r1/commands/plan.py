@@ -29,7 +29,8 @@ settings are refused, because the plan uses no measured times of engine and trai
 @config_option
 @json_option
 def plan(runs: tuple[Path, ...], settings: Layer, config_file: Path | None, as_json: bool) -> None:
-    """Predict the step time of a planned run on GPUs or on the machine of recorded runs; on GPUs, also the memory.
+    """Predict the step time of a planned run, on GPUs or on the machine where other runs were recorded. For GPUs, also
+    predict the memory.
 
     RUN is the name or the folder of a recorded run. The prediction uses the attempts, the times of the environments and
     the settings of the first RUN. Settings that you give replace the settings of the first RUN.

@@ -30,7 +30,7 @@ SHORTEST_KEY = 8
 @config_option
 @json_option
 def serve(model: str, settings: Layer, port: int, api_key: str | None, config_file: Path | None, as_json: bool) -> None:
-    """Serve a model for the clients of OpenAI and Anthropic, on this machine only.
+    """Serve a model for programs that use the client libraries of OpenAI or Anthropic, on this machine only.
 
     Give a MODEL or a RUN. A MODEL is a Hugging Face name or a folder. If a RUN is given, its trained model is served.
     """

@@ -42,7 +42,9 @@ def short_id(attempt: AttemptId) -> str:
 
 
 def find_attempt(folder: Path, reader: RunReader, name: str, where: AttemptFilter) -> AttemptSummary:
-    """Return the attempt that the argument ``name`` names, among the attempts that the filter ``where`` selects.
+    """Return the attempt that the argument ``name`` names.
+
+    Only the attempts that meet the conditions in the argument ``where`` are searched.
 
     ``name`` is one of:
 

@@ -37,7 +37,13 @@ _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The share of right answers ``em`` in one validation. ``low`` and ``high`` are the ends of its 95 % interval."""
+    """The result of one validation.
+
+    Attributes:
+        em: the share of right answers.
+        low: the lower end of the 95 % interval of ``em``; None if not recorded.
+        high: the upper end of the 95 % interval of ``em``; None if not recorded.
+    """
 
     step: int
     em: float

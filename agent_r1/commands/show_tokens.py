@@ -110,7 +110,7 @@ class TurnTokens:
     """The tokens of a turn.
 
     Attributes:
-        state: the tokens that the policy read before its action and after all earlier turns, such as a tool result.
+        state: the tokens of the prompt that are new in this turn, such as the tokens of a tool result.
         action: the tokens that the policy sampled.
     """
 

@@ -54,11 +54,13 @@ class Prompt:
 class StopCondition:
     """The condition that ends a generation at one of the stop strings ``strings``.
 
-    After each sampled token, the engine calls ``is_met`` with all tokens sampled so far. If the result is True, the
-    generation ends. For a stop string inside a thought, the result is False.
+    ``is_met`` takes all tokens sampled so far. An engine uses the condition in one of two ways:
 
-    Alternatively, the engine searches for ``strings`` itself, and calls ``is_met`` only after it has found a string. If
-    the result is False, the generation must continue.
+    - The engine calls ``is_met`` after each sampled token.
+    - The engine searches for ``strings`` itself, and calls ``is_met`` when it has found a string.
+
+    If ``is_met`` returns True, the generation ends. ``is_met`` may return False for a stop string that does not end the
+    generation, such as a string inside a thought.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))

@@ -27,7 +27,9 @@ class JsonRecord:
     values: Mapping[str, Any]
 
     def error(self, got: str, do: str) -> InvalidInput:
-        """Return an error that names the file and the row. ``got`` is the problem, ``do`` the remedy.
+        """Return an error that names the file and the row.
+
+        The argument ``got`` describes the problem. The argument ``do`` describes the correction.
 
         Example:
             "dev.jsonl, row 17: got no answer; give every row a text under 'answer'"

@@ -51,7 +51,7 @@ class Part(Enum):
 
 
 _EXCLUSIVE = frozenset({Part.VALIDATION})
-"""Parts for which all of the time counts while they are active."""
+"""Parts that do not share time. While such a part is active, all time counts for this part, and none for the others."""
 
 _IN_FLIGHT = frozenset({Part.SERVERS, Part.TOOLS, Part.REWARDS, Part.RANKS})
 """Parts that often only wait, for example for a server. While any other part is active, no time counts for these parts.

@@ -1,8 +1,8 @@
 """Asyncio tasks that user code cannot cancel.
 
 An async tool, environment or reward runs in the event loop of the run. So user code can reach every asyncio task, for
-example with ``for task in asyncio.all_tasks(): task.cancel()``. With this module, user code can cancel only the asyncio
-tasks that user code created, and the task in which the user code runs.
+example with ``for task in asyncio.all_tasks(): task.cancel()``. With this module, each call of user code runs in its
+own asyncio task. The call can cancel only this task, and the asyncio tasks that user code created.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Return a :class:`ProtectedTask` that runs ``work`` and that no user code can cancel.
 
-    This also holds if user code calls this function. Use such a task for work that serves several attempts.
+    User code that calls this function cannot cancel the task either. Use such a task for work that serves several
+    attempts.
     """
     return ProtectedTask(work, ())
 
@@ -83,8 +84,8 @@ def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` like :func:`asyncio.run`, and return its result.
 
-    User code, such as a tool, cannot cancel ``main``. User code can cancel only the asyncio tasks that user code
-    started, and the task in which the user code runs.
+    Call user code, such as a tool, only with :func:`user_code_task`. Then each call runs in its own asyncio task. The
+    call can cancel this task, and the asyncio tasks that user code started, but not ``main``.
     """
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)

@@ -285,7 +285,7 @@ class Group:
         group_id: the index of the group in the run.
         greedy: an additional attempt that was sampled greedily. ``trajectories`` does not contain this attempt. Its
             return is the baseline of ReMax (arXiv:2310.10505). The greedy attempt can have failed.
-        retried: failed attempts, each replaced by an attempt with a higher ``retry``.
+        retried: failed attempts. Each was replaced by a later attempt, which has a larger number ``AttemptId.retry``.
         role: the role of the attempts in a game of several agents, such as ``nim/first``. The algorithm ``rae`` has one
             baseline per role.
     """

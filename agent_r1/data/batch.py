@@ -65,8 +65,8 @@ class TrainingBatch:
     turn_trajectory: Tensor
     """(S,) int64 index of each turn's trajectory."""
     turn_state_ids: Tensor
-    """(S,) int64 index of the state before each turn. Two turns of a group have the same state if the last messages of
-    the environment before both turns are equal, word for word."""
+    """(S,) int64 index of the state before each turn. The state is the last observation before the turn, or the opening
+    messages of the episode. Turns of a group have the same index if their states have equal roles, texts and images."""
     turn_used_tool: Tensor
     """(S,) bool: whether the turn has tool results."""
     turn_is_summary: Tensor

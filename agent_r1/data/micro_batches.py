@@ -32,8 +32,8 @@ class MicroBatch:
     """(B, T) position of each token: the number of earlier tokens to which the token attends, including the tokens of
     the common prefix. With causal attention, the field is None."""
     subtree_end: Tensor | None
-    """(B, T) for each token, the index after the last token of the row that attends to the token. In each row, only the
-    tokens j .. subtree_end[j] - 1 attend to token j. With causal attention, the field is None."""
+    """(B, T) for each token j of a row, the index after the last token that attends to token j. Only the tokens
+    j .. subtree_end[j] - 1 of the row attend to token j. With causal attention, the field is None."""
     logit_positions: Tensor
     """(n,) index of the hidden state that predicts each predicted token."""
     token_positions: Tensor

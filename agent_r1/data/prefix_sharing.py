@@ -105,14 +105,14 @@ class PrefixSharing:
         return parts
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
-        """Return the estimated cost T * (6 E + C) of reading T = ``tokens`` tokens after S = ``prefix`` tokens.
+        """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
 
-        E is ``width``. C is the average number of tokens with which attention compares a token. If ``causal`` is true,
-        attention skips later tokens, and C is S + T / 2. If ``causal`` is false, attention compares each token with all
-        S + T tokens, and then hides some results with a mask. So C is S + T.
+        Let T be ``tokens``, S ``prefix``, E ``width``, and C the average number of tokens with which attention compares
+        a token. If ``causal`` is true, attention skips later tokens, and C is S + T / 2. If ``causal`` is false,
+        attention compares each token with all S + T tokens, and then hides some results with a mask. So C is S + T.
 
-        The cost is the number of multiplications in one layer, divided by 2 E. For each token, the linear maps take
-        12 E^2 multiplications, and attention takes 2 E C multiplications.
+        In one layer, the linear maps take 12 E^2 multiplications per token, and attention takes 2 E C multiplications
+        per token. The cost is the number of multiplications for all T tokens, divided by 2 E: T * (6 E + C).
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)

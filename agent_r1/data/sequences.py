@@ -49,11 +49,11 @@ class TokenSequence:
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
-    """(n,) for each predicted token, its index among the tokens of the training batch."""
+    """(n,) index of each predicted token among the tokens of the training batch."""
     post_action_states: Tensor
-    """(s,) index of each action's last token in the sequence."""
+    """(s,) index of each action's last token in the sequence. s is the number of actions."""
     turns: Tensor
-    """(s,) for each action, the index of its turn among all turns of the training batch."""
+    """(s,) index of each action's turn among all turns of the training batch. s is the number of actions."""
     has_branches: bool
     """Whether the sequence is a tree with branches, which needs a tree attention mask."""
     media: tuple[PromptMedia, ...] = ()

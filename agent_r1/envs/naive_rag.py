@@ -24,7 +24,7 @@ class NaiveRag:
     Args:
         retrieve: the search tool. To compare an agent with this baseline, give the agent's search tool. ``query`` must
             be the only required argument of the tool.
-        system: a system message that replaces the task's system message, if it is not None.
+        system: a system message that replaces the task's system message. None: the task's system message is kept.
         examples: messages after the system message in every prompt.
         max_output: the largest number of characters of the passages, as in the agent's ToolEnv.
 

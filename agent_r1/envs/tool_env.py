@@ -151,7 +151,10 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the rewards as floats. Raise AgentR1Error, which names ``source``, if a reward is not finite."""
+    """Return the rewards as floats. Raise AgentR1Error if a reward is not finite.
+
+    The argument ``source`` is the beginning of the error message.
+    """
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]
     if wrong:

@@ -64,8 +64,9 @@ class AgentProgram:
     The episode ends when the function returns. The returned text or number is the answer of the trajectory. If the
     function returns None, the answer is the policy's last text.
 
-    If the last request was refused, the refusal determines the status: no turns left, no tokens left, or a failed
-    engine. Otherwise, ``GatewayConfig.on_error`` determines the status after an exception.
+    If the last request got no answer, the reason determines the status of the trajectory, such as OUT_OF_TURNS,
+    OUT_OF_TOKENS or ENGINE_FAILED. Otherwise, if the function raised an exception, ``GatewayConfig.on_error``
+    determines the status.
     """
 
     function: AgentFunction

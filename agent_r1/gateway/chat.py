@@ -36,15 +36,17 @@ class ChatRequest:
     """A request for the next message of a conversation.
 
     Attributes:
-        messages: the whole conversation. With ``previous``, only the messages after the previous answer.
+        messages: the whole conversation. If the request continues an earlier answer, only the messages after this
+            answer.
         calls_are_text: whether the answer contains tool calls as text.
         n: the number of alternative answers.
         max_tokens: the limit of tokens per answer. None: the limit of the model.
         temperature, top_p: None for the values of the model.
         seed: None for a random seed.
-        instructions: a system message for this request only. Later requests with ``previous`` do not have the message.
+        instructions: a system message for this request only. The message is left out of the conversation for later
+            requests.
         ignored: the arguments of the request that have no effect.
-        previous: the id of the answer that the request continues, or None.
+        previous: the id of the earlier answer that the request continues. None: the request continues no answer.
     """
 
     messages: Messages

@@ -1,7 +1,7 @@
 """Answer a repeated request with the answer to the first request.
 
-The clients of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If a repetition were sampled
-again, an attempt would contain turns that its agent never saw. Only failed requests are sampled again.
+The client libraries of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If a repetition were
+sampled again, an attempt would contain turns that its agent never saw. Only failed requests are sampled again.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class PendingAnswer:
         """Count one more waiting client until the ``with`` block ends.
 
         An answer is abandoned if no client waits for the answer, and no client has received the answer. If the answer
-        is abandoned at the end of the block, and also ``grace`` seconds after the end, its sampling is then cancelled.
-        The default of ``grace`` is ``ABANDONED_SECONDS``.
+        is abandoned when the block ends, it is checked again ``grace`` seconds later. If the answer is then also
+        abandoned, its sampling is cancelled. The default of ``grace`` is ``ABANDONED_SECONDS``.
         """
         self.num_waiting += 1
         try:
@@ -149,8 +149,8 @@ class AnswerLog:
         - If there are answers that no client has received and no client waits for, return the oldest of these answers.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
         - If an earlier request with the same ``digest`` failed and was not repeated yet, return None.
-        - Otherwise return the answer with the largest ``num_retries`` below ``identity.num_retries``, or None if there
-          is no such answer.
+        - Otherwise, consider the answers whose attribute :attr:`PendingAnswer.num_retries` is smaller than
+          ``identity.num_retries``. Return the answer with the largest number, or None if there is no such answer.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
@@ -178,13 +178,13 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the number of failed requests with this ``digest`` that no client has repeated yet.
+        """Update the number of open failures: failed requests with this ``digest`` that no client has repeated yet.
 
-        ``drafting`` is the asyncio task that sampled an answer. This task has ended.
+        ``drafting`` is the asyncio task that sampled an answer. This task has ended. ``num_earlier`` is the number of
+        open failures when the task started.
 
-        - If the sampling was cancelled, or failed with an error after which clients repeat the request, add 1.
-        - If the sampling succeeded, subtract ``num_earlier``, the number at the beginning of the sampling. The success
-          counts as the repetition of all earlier failures.
+        - If the task was cancelled, or failed with an error after which clients repeat the request, add 1.
+        - If the task succeeded, subtract ``num_earlier``. The success counts as the repetition of these failures.
         """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):

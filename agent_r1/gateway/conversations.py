@@ -57,9 +57,11 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
     """Return whether ``messages`` begin with the conversation before a sent action, and an assistant message follows.
 
-    The assistant message can be the action itself, or a different message. The caller needs the result only if
-    ``messages`` start a new branch. In this case, True usually means that the client changed the action or the tools:
-    if nothing was changed, ``messages`` usually continue the branch of the action.
+    The assistant message can be the action itself, or a different message.
+
+    The caller uses the result only if ``messages`` start a new branch. Messages with the unchanged action and unchanged
+    tools usually continue the branch of the action. So, for a new branch, True usually means that the client changed
+    the action or the tools.
 
     Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "4" and for "2+2?", "five". The result
     is False for "3+3?", "five".

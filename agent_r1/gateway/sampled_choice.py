@@ -47,7 +47,8 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
     """Return the message that the client receives for a sampled action.
 
-    Without tools, with ``calls_are_text``, or if the client cannot represent a call, the calls are sent as text.
+    The client receives calls as text in three cases: ``request.tools`` is empty, ``request.calls_are_text`` is true, or
+    the client's API cannot represent one of the calls.
     """
     message = sample.action.message
     if not message.calls:

@@ -60,7 +60,7 @@ KEPT_ANSWERS = 64
 EVENT_STREAM = "text/event-stream"
 
 NO_RETRY = {"X-Should-Retry": "false"}
-"""The header that stops the clients of OpenAI and Anthropic from repeating a request."""
+"""The header that stops the client libraries of OpenAI and Anthropic from repeating a request."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """The base URL for the clients of OpenAI, such as ``http://127.0.0.1:8123/v1``.
+        """The base URL for the client libraries of OpenAI, such as ``http://127.0.0.1:8123/v1``.
 
         Raise RuntimeError if the gateway was not started.
         """

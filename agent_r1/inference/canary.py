@@ -48,9 +48,9 @@ class Band:
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: an update of the weights changes a log-probability on the server and in the trainer. The limit on the
-            difference between the two changes grows with the trainer's changes (see ``SAME_CHANGE``). ``floor`` is the
-            smallest value of this limit.
+        floor: the smallest limit on the absolute difference between two changes of a log-probability in an update of
+            the weights: the server's change and the trainer's change. The limit grows with the trainer's changes (see
+            ``SAME_CHANGE``).
     """
 
     mean: float
@@ -122,7 +122,10 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, precision: ProductPrecision) -> bool:
-        """Return whether rounding errors of ``precision`` explain the gap. If the gap is NaN, return False."""
+        """Return whether ``mean`` and ``largest`` are small enough to be rounding errors of ``precision``.
+
+        The limits are in ``BANDS``. If ``mean`` or ``largest`` is NaN, return False.
+        """
         band = BANDS[precision]
         return self.mean <= band.mean and self.largest <= band.maximum
 

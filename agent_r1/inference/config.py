@@ -37,8 +37,9 @@ class VllmConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     python: str = ""
-    """Path of the Python of an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this setting,
-    the run starts engine.replicas servers on loopback, and stops the servers when the run ends."""
+    """Path of the Python interpreter in an environment with vLLM 0.32 or newer, such as /opt/vllm/bin/python. With this
+    setting, the run starts vLLM servers on loopback, and stops them when the run ends. The number of these servers is
+    engine.replicas."""
 
     urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
     """Addresses of running servers, separated by commas, such as http://10.0.0.5:8000. docs/scaling.md lists the

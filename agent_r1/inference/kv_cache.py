@@ -177,7 +177,7 @@ class _CacheView:
 class DecodeCache(_CacheView):
     """The cache of a decode step: each row of ``block`` gets one new token, at the index ``block.lengths[row]``.
 
-    A layer reads the first ``visible`` tokens of each row.
+    In each row, a layer reads the tokens with the indices 0 to ``visible`` - 1.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:

@@ -47,9 +47,9 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def give_back(part: Tensor) -> None:
-    """Give the memory of a contiguous part of a lazy tensor back to the operating system.
+    """Give the memory of ``part``, a contiguous part of a lazy tensor, back to the operating system.
 
-    The values in the part are lost: later reads find zeros or earlier values.
+    Afterwards, each value in the part is either zero or unchanged.
     """
     assert part.is_contiguous()
     begin, end = part.data_ptr(), part.data_ptr() + part.nbytes

@@ -118,10 +118,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """A request to copy keys and values from the slot ``source`` to the slot ``target``.
+    """A request to copy the keys and values of a prefix from the slot ``source`` to the slot ``target``.
 
-    The tokens with the indices ``start`` to ``tokens`` - 1 are copied. The target already holds the first ``start``
-    tokens.
+    Attributes:
+        tokens: the length of the prefix, in tokens.
+        start: the number of tokens that the target already holds. Their keys and values are not copied.
     """
 
     source: CacheSlot
@@ -192,7 +193,7 @@ class ModelRunner:
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         """Compute the keys and values of all chunks, and write them to the slots of the chunks.
 
-        A slot keeps the tokens ``PrefillChunk.before``. The chunk replaces all later tokens in the slot.
+        The tokens in :attr:`PrefillChunk.before` stay in the slot. The chunk replaces all tokens after them.
         """
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
@@ -229,10 +230,12 @@ class ModelRunner:
                 block.lengths[chunk.slot.row] = chunk.cached + len(chunk.token_ids)
 
     def _prefill_pass(self, chunks: Sequence[PrefillChunk], rows: int, new: int, context: int) -> None:
-        """Run one forward pass over ``chunks``, one chunk per row. The pass is padded to ``rows`` rows.
+        """Run one forward pass over ``chunks``, one chunk per row.
 
-        Each row is padded: the tokens of the chunk to the number ``new``, and the cached tokens before the chunk to the
-        number ``context``.
+        Args:
+            rows: the number of rows. Rows without a chunk contain only padding.
+            new: the number of tokens to which each chunk is padded.
+            context: the number of tokens to which the cached tokens before each chunk are padded.
         """
         token_ids = torch.zeros((rows, new), dtype=torch.long)  # (R, T)
         cached = torch.zeros(rows, dtype=torch.long)  # (R,)

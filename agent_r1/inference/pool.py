@@ -291,9 +291,9 @@ class _Member:
         fenced: the reason why the server gets no requests. None: the server gets requests.
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
-        num_failures: the number of failed requests since the last answer.
-        last_answer: the time of the last answer. If the server had no other request at this time, the time of the next
-            new request.
+        num_failures: the number of failed requests since the last successful request.
+        last_answer: the time of the last answer to a request or a probe. If the server has no requests, a new request
+            sets this time to the current time.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -317,7 +317,10 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of the request ``work``. Raise ReplicaError as soon as :meth:`end` ends all requests."""
+        """Return the result of the request ``work``.
+
+        If the method :meth:`end` is called before the result is there, cancel the request and raise ReplicaError.
+        """
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)

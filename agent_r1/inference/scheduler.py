@@ -85,12 +85,12 @@ class PrefillPlan:
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
         compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies of the first tokens of new sequences, whose slots are empty. The first tokens are copied
-            if another slot holds a sequence with the same first tokens.
-        remainders: the remaining chunks of the new sequences in ``prefix_copies``. They are computed after
+        prefix_copies: copies into the empty slots of new sequences. If another slot holds a sequence with the same
+            first tokens, the keys and values of these tokens are copied from the other slot.
+        remainders: the chunks that follow the copied tokens in these new sequences. They are computed after
             ``prefix_copies``.
-        copies: copies for sequences that another slot holds completely. The tokens that the sequence's own slot lacks
-            are copied from the other slot.
+        copies: copies for sequences that another slot holds completely. The keys and values that the sequence's own
+            slot lacks are copied from the other slot.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)

@@ -14,7 +14,10 @@ CONNECT_SECONDS = 10.0
 
 
 class ReplicaError(EngineError):
-    """Raised if a server cannot be reached, reports an internal error, or contradicts the request in its answer."""
+    """Raised if a server fails.
+
+    Examples: the server cannot be reached, reports an internal error, or sends an answer that does not fit the request.
+    """
 
 
 class ServerClient:

@@ -1,8 +1,9 @@
 """Value guidance of single tokens: values change the probabilities of the k most likely tokens.
 
-A state s is the context and the tokens sampled so far. pi(a | s) is the policy's probability of the token a after the
-state s. V(s) is the predicted reward after the state s. Q(s, a) is V of the next state: s followed by the token a. beta
-is the temperature of the values. C is the set of the k most likely tokens after s. P is the sum of pi(a | s) over C.
+A state s is the context and the tokens sampled so far. The letter ``a`` stands for a token that follows s. pi(a | s) is
+the policy's probability of this token. V(s) is the predicted reward after the state s. Q(s, a) is V of the next state:
+s followed by ``a``. beta is the temperature of the values. C is the set of the k most likely tokens after s. P is the
+sum of pi(a | s) over C.
 Each token is sampled from the guided distribution q:
 
     q(a | s) = P pi(a | s) exp(Q(s, a) / beta) / sum over b in C of pi(b | s) exp(Q(s, b) / beta)    a in C

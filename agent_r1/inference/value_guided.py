@@ -1,15 +1,15 @@
 """An engine that samples candidates from an inner engine, and chooses among them by the values of a critic.
 
-A state s is the context and the tokens sampled so far. Let a be one or more tokens. pi(a | s) is the policy's
-probability of a after the state s. V(s) is the predicted sum of the rewards after the state s. Q(s, a) is V of the next
-state: s followed by a. beta is the temperature of the values. The methods are:
+A state s is the context and the tokens sampled so far. The letter ``a`` stands for one or more tokens that follow s.
+pi(a | s) is the policy's probability of these tokens. V(s) is the predicted sum of the rewards after the state s.
+Q(s, a) is V of the next state: s followed by ``a``. beta is the temperature of the values. The methods are:
 
-- ``token``: each token a is sampled from changed probabilities. The probabilities of the k most likely tokens become
+- ``token``: single tokens are sampled from changed probabilities. The probabilities of the k most likely tokens become
   proportional to pi(a | s) exp(Q(s, a) / beta). All other tokens keep the probability pi(a | s) (``token_guidance``).
-- ``step``: N whole actions are sampled from pi. Action a is chosen with a probability proportional to
+- ``step``: N whole actions are sampled from pi. Then an action is chosen with a probability proportional to
   exp(Q(s, a) / beta). If beta is 0, the action with the largest Q is chosen.
-- ``smc``: N particles (beginnings of actions) are extended by a few tokens a from pi, weighted by
-  exp((Q(s, a) - V(s)) / beta), and resampled (``particles``).
+- ``smc``: N particles (beginnings of actions) are extended by a few tokens, which are sampled from pi. Each particle is
+  then weighted by exp((Q(s, a) - V(s)) / beta), and the particles are resampled (``particles``).
 
 The fourth method, ``beam``, needs the environment, and is in ``rollout.turn_beam``.
 """

@@ -178,8 +178,8 @@ def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
 def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of the model in which the adapter is merged into the weights: W + (alpha / rank) A B replaces W.
 
-    Weights of lower precision than float32 are converted to float32, because bfloat16 would round away most of A B. The
-    copy and the model share the memory of frozen weights that are neither merged nor converted.
+    All weights of lower precision than float32 are converted to float32. Merged weights in bfloat16 would lose most of
+    A B by rounding. The copy and the model share the memory of frozen weights that are neither merged nor converted.
     """
     merged = without_adapter(model)
     for parameter in merged.parameters():
@@ -207,8 +207,8 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights of the adapter that :func:`save_weights` wrote to ``folder``.
 
-    The keys of the result are the names of the weights in ``model``. Raise ValueError if the adapter of ``model`` does
-    not have the same weights.
+    The keys of the result are the names of the weights in ``model``. Raise ValueError if the names of the weights in
+    ``folder`` do not match the names of the adapter's weights in ``model``.
     """
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}

@@ -67,10 +67,10 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return a float32 array (texts, width) with one vector for each text. Each vector has the Euclidean norm 1.
+        """Return a float32 array (texts, width) with one vector for each text.
 
-        The vector of a text without tokens is 0. Texts of similar length are encoded together, as a batch. The other
-        texts of the batch change a vector only by rounding errors.
+        A vector has the Euclidean norm 1, or is 0 if the text has no tokens. Texts of similar length are encoded
+        together, as a batch. The other texts of the batch change a vector only by rounding errors.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))

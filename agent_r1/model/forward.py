@@ -70,9 +70,9 @@ class PrefixStates:
         return cache
 
     def backward(self) -> None:
-        """Propagate the collected gradients of the keys and values to the weights.
+        """Propagate the summed gradients of the prefix's keys and values to the weights.
 
-        Call this method only once, after all passes that read the prefix have run their backward passes.
+        First run the backward passes of all forward passes that read the prefix. Then call this method once.
         """
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
@@ -307,8 +307,9 @@ def use_tree_attention(model: PreTrainedModel) -> bool:
     """Switch the model to tree attention if possible. Return whether the model now uses tree attention.
 
     Tree attention computes the attention over trees of tokens in parts (:mod:`agent_r1.model.tree_attention`). The
-    switch is possible only if the model is on a CPU and passes a test: on a tree, a run in parts must give the same
-    hidden states as a run with a mask, up to rounding errors. Passes without a tree do not change.
+    switch is possible only if the model is on a CPU and passes a test: for a tree of tokens, attention in parts must
+    give the same hidden states as attention with a mask, up to rounding errors. For sequences without trees, the
+    attention does not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

@@ -121,5 +121,5 @@ def padded_length(rows: int) -> int:
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Return left right^T + bias."""
+    """Return the matrix product of ``left`` and the transpose of ``right``, plus ``bias`` (if given)."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], ""))

@@ -94,11 +94,11 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
-    """Divide the attention over T tokens into parts: calls of the attention kernel. The tokens form one or more trees.
+    """Divide the attention over the T tokens of one or more trees into parts.
 
-    Each token attends to itself, to its ancestors, and to all tokens before the trees. ``prefix`` is the number of
-    tokens before the trees. ``subtree_end`` (T,) holds the index after the last token of each token's subtree.
-    ``dtype`` is the data type of the masks.
+    Each part is one call of the attention kernel. Each token attends to itself, to its ancestors, and to all tokens
+    before the trees. ``prefix`` is the number of tokens before the trees. ``subtree_end`` (T,) holds the index after
+    the last token of each token's subtree. ``dtype`` is the data type of the masks.
     """
     own, above = list[AttentionPart](), list[AttentionPart]()
     if prefix:
@@ -136,7 +136,7 @@ class _TreeAttention(torch.autograd.Function):
         totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
 
         def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
-            """Return (attention output of a part, logarithm of the sum of exp(score) of each query)."""
+            """Return the attention output of ``part``, and the log-sum-exp of the scores of each query."""
             read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
             found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
             return found, total

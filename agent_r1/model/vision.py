@@ -258,8 +258,9 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
         index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
             tokens of text.
         images: the images, in the order of their features.
-        first: (B,) one number for each row: the position of the first token, if this token is text. If the first token
-            is feature i of an image, and feature 0 of the image has the position p, the number is p + i.
+        first: (B,) one number for each row. If the first token of the row is text, the number is the position of this
+            token. If the row begins inside an image, with feature i of the image, the number is p + i. p is the
+            position of feature 0: its three positions are equal.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

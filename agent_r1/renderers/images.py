@@ -8,8 +8,9 @@ Example: a message says "No image: <|image_pad|>. Image: ", and then shows an im
 
 1. The image becomes MARK: "No image: <|image_pad|>. Image: MARK".
 2. The placeholder in the text of the message becomes COPY: "No image: COPY. Image: MARK".
-3. The chat template gets a list of texts and images: ["No image: COPY. Image: ", image]. For the image, it writes a
-   placeholder: "No image: COPY. Image: <|image_pad|>". Now each placeholder stands for an image.
+3. The text is divided at MARK into a list of texts and images: ["No image: COPY. Image: ", image]. From this list, the
+   chat template writes a text with a placeholder for the image: "No image: COPY. Image: <|image_pad|>". Now each
+   placeholder stands for an image.
 4. Each placeholder becomes MARK. Then COPY becomes the placeholder: "No image: <|image_pad|>. Image: MARK". The result
    is called a marked text.
 5. MARK becomes several placeholders: one for each feature vector that the model computes from the image.
@@ -65,10 +66,12 @@ class PromptEncoder:
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
         """Return ``message`` as a chat template expects it: content with images becomes a list of texts and images.
 
-        In ``message``, the text MARK stands for each image. With ``always``, content without an image becomes a list
-        too, as some vision models require. The template will write a placeholder, such as ``<|image_pad|>``, for each
-        image. If a text of the message already contains this placeholder, the placeholder becomes the text COPY (see
-        the module), so that it does not stand for an image. :meth:`marked` restores the placeholder.
+        In ``message``, the text MARK stands for each image. If the argument ``always`` is true, content without an
+        image also becomes a list, as some vision models require.
+
+        The template will write a placeholder, such as ``<|image_pad|>``, for each image. If a text of the message
+        already contains this placeholder, the placeholder becomes the text COPY (see the module). So each placeholder
+        in the output of the template stands for an image. The method :meth:`marked` restores the placeholder.
 
         Example:
             {"role": "user", "content": "Look: MARK"} becomes
@@ -88,11 +91,11 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text``, the output of a chat template, in which a mark (a random text) now stands for each image.
+        """Return ``text`` with each placeholder replaced by a mark, and then each COPY replaced by a placeholder.
 
-        In ``text``, each placeholder stands for an image. The text COPY stands for a placeholder that a message
-        contained as text, and that does not stand for an image (see the module). First, each placeholder becomes a
-        mark. Then each COPY becomes a placeholder.
+        ``text`` is the output of a chat template. In ``text``, each placeholder stands for an image. The text COPY
+        stands for a placeholder that a message contained as text, without an image (see the module). In the result, a
+        mark (a random text) stands for each image.
         """
         if self._images is None:
             return text

@@ -1,4 +1,4 @@
-"""The interface of renderers, which convert conversations to tokens and sampled tokens to messages."""
+"""The interface of renderers. A renderer converts conversations to tokens, and converts sampled tokens to messages."""
 
 from __future__ import annotations
 

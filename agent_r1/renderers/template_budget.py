@@ -178,10 +178,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the number of values in a nested container, or the approximate length of the container as text.
+    """Return the approximate length of a nested container as text, or the number of its values.
 
-    The number of values is returned if ``characters`` is 0. Otherwise the length is returned. ``characters`` is then
-    the number of characters that each value needs for quotes and commas. Counting stops at ``limit``.
+    ``characters`` is the number of characters that each value needs for quotes and commas. If ``characters`` is 0,
+    return the number of values instead of the length. Counting stops at ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

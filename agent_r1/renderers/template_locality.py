@@ -4,9 +4,9 @@ A chat template is *local* if the text that it writes for a conversation is
 
     opening + text of message 1 + text of message 2 + .. + ending,
 
-and only the first few messages and a few neighbors can change the text of a message. A local template writes the same
-text for new messages if the middle of the conversation is left out. So the renderer can render the new messages with
-only a few earlier messages, and the time of a turn does not grow with the number of turns.
+and only the first few messages and a few neighbors can change the text of a message. So the text
+of new messages at the end does not depend on the middle of the conversation. The renderer can render the new messages
+with only a few earlier messages, and the time of a turn does not grow with the number of turns.
 
 This module proves from the syntax tree of a template that the template is local. One loop over the messages has to
 write the text. The body of this loop may read only the message, its neighbors, fixed messages at the beginning, and
@@ -126,9 +126,10 @@ class _Place:
 
 
 class _Proof:
-    """A proof, node by node, that only a few messages can change the text that a template writes for a message.
+    """A proof that a chat template is local. The proof visits the template node by node.
 
-    Methods raise _NotLocal if a node prevents the proof.
+    A template is local if the text of a message can depend on only a few other messages: the first messages of the
+    conversation, and neighbors of the message. Methods raise _NotLocal if a node prevents the proof.
 
     Attributes:
         first: 1 + the largest n in expressions such as ``messages[n]`` and ``loop.index0 == n`` of the template; at
@@ -287,7 +288,10 @@ def _has_iterator(node: nodes.Node) -> bool:
 
 
 def _iterated(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` without its outer filters in ``_ITERATORS``, except ``map``.
+    """Return ``node`` without its outer filters, such as ``reverse``.
+
+    Only filters whose names are in ``_ITERATORS`` are removed. The removal stops at the first other filter, and at the
+    first filter ``map``.
 
     Example:
         For the node ``tools | reverse``, return the node ``tools``.

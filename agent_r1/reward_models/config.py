@@ -44,8 +44,8 @@ class RewardModelConfig(BaseModel):
 
     kind: Kind = "trajectory"
     """Form of the reward. trajectory: one number per attempt, from a scalar head. turns: one number per turn, from a
-    scalar head. implicit: one number per turn, from the turn's probability by two language models: the trained model,
-    and the model before the training (PRIME, iStar).
+    scalar head. implicit: one number per turn, from the probability of the turn's action under two language models: the
+    trained model, and the model before the training (PRIME, iStar).
     """
 
     loss: LossName = "outcome"
@@ -57,15 +57,15 @@ class RewardModelConfig(BaseModel):
     """An attempt whose reward is above this number is a success."""
 
     beta: float = Field(default=0.05, gt=0)
-    """Factor on log(p / p_ref) in an implicit reward model. p and p_ref are a token's probabilities: p by the trained
-    model, p_ref by the model before the training.
+    """Factor on log(p / p_ref) in an implicit reward model. p is the probability of a token under the trained model,
+    and p_ref is the probability of the token under the model before the training.
     """
 
     implicit_reward: ImplicitReward = "probability"
-    """Reward of a turn, with kind implicit. probability: how much the predicted probability of success rises in this
-    turn. log_ratio: beta * log(p / p_ref), with the turn's probability p by the trained model, and p_ref by the model
-    before the training. log_ratio has no bound, so do not train on log_ratio alone: add a KL penalty or the true
-    reward.
+    """Reward of a turn, if kind is implicit. probability: how much the predicted probability of success rises in this
+    turn. log_ratio: beta * log(p / p_ref). p is the probability of the turn's action under the trained model, and p_ref
+    is the probability of the action under the model before the training. log_ratio has no bound, so do not train on
+    log_ratio alone: add a KL penalty or the true reward.
     """
 
     held_out: float = Field(default=0.2, gt=0, lt=1)

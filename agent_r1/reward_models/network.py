@@ -25,8 +25,8 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""The smallest number of parameters of a model that computes equal first tokens of several traces only once. In a
-smaller model, sharing these tokens saves no time."""
+"""The minimum number of parameters of a model for prefix sharing. With prefix sharing, equal first tokens of several
+traces are computed only once. In a smaller model, prefix sharing saves no time."""
 
 Prefixes = tuple[PrefixStates, ...]
 """The attention keys and values of a prefix: the first tokens, which are equal in all sequences of a batch.
@@ -164,9 +164,9 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
     """Return the loss of a batch. Add the gradient of the loss to the ``grad`` of the weights.
 
     The loss L can compare traces of different micro-batches, so L needs the scores of the whole batch. If the batch has
-    more than ``micro_tokens`` tokens, first compute the scores of all micro-batches (without an autograd graph), and
-    from these scores L and dL/dscore. Then run each micro-batch again, with the loss sum(score * dL/dscore) over its
-    turns. The gradients of these losses add up to the gradient of L.
+    more than ``micro_tokens`` tokens, the scores of all micro-batches are computed first, without an autograd graph.
+    L and dL/dscore are computed from these scores. Then each micro-batch is run again, with the loss
+    sum(score * dL/dscore) over its turns. The gradients of these losses add up to the gradient of L.
     """
     plan, prefixes = _plan(network, packed, micro_tokens)
     micros = list(plan.micro_batches)

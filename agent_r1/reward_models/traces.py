@@ -91,9 +91,9 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Return all traces of some random tasks.
+    """Draw random tasks until they have N or more traces together. Return all traces of these tasks.
 
-    Tasks are drawn until the number of traces is at least ``most``. If ``most`` is 0, all ``traces`` are returned.
+    N is the argument ``most``. If N is 0, or greater than the number of ``traces``, return all ``traces``.
     """
     if most == 0 or len(traces) <= most:
         return tuple(traces)

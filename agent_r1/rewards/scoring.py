@@ -52,7 +52,10 @@ class FunctionScorer:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest sandbox of the functions that run code of the policy; None if no function runs such code."""
+        """The weakest of the sandboxes in which reward functions run code that the policy wrote.
+
+        None if no reward function runs such code.
+        """
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)

@@ -17,8 +17,8 @@ class ShuffledScorer:
     A policy can learn nothing from shuffled rewards. The mean and the spread of the rewards in a group stay the same. A
     reward with one number per turn first becomes the sum of its numbers.
 
-    If attempt 1 gets one reward of attempt 3, attempt 1 gets all rewards of attempt 3. This is also so if several
-    scorers are shuffled.
+    All rewards of an attempt stay together: the same attempt gets all of them. The rewards from several shuffled
+    scorers also stay together.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

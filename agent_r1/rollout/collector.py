@@ -85,10 +85,10 @@ class Collector:
         self._slots, self._profiler = asyncio.Semaphore(limits.concurrency), profiler
 
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
-        """Yield each group when all its attempts are complete, in the order of ``requests``.
+        """Yield the groups in the order of ``requests``, each group after all its attempts are complete.
 
-        Before a group starts, ``acquire(request)`` is awaited. If the caller closes the iterator, running attempts are
-        cancelled.
+        A complete group waits until all earlier groups were yielded. Before a group starts, ``acquire(request)`` is
+        awaited. If the caller closes the iterator, running attempts are cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))

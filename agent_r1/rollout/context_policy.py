@@ -196,8 +196,9 @@ class Evidence(ContextPolicy):
 def best_lines(texts: Sequence[str], query: str, count: int) -> list[str]:
     r"""Return the ``count`` lines of ``texts`` with the highest scores, in the order of ``texts``.
 
-    The score of a line is the sum of log(1 + n / m) over the words that the line shares with ``query``. n is the number
-    of lines, and m the number of lines with the word. Of two equal scores, the later line wins. Equal lines count once.
+    Let n be the number of lines, and m(w) the number of lines with the word w. The score of a line is the sum of
+    log(1 + n / m(w)) over the words w that the line shares with ``query``. If two lines have equal scores, the later
+    line is preferred. Equal lines count once.
 
     Example:
         >>> best_lines(["Alba: mayor Bruno.\nIt rains."], "Who is mayor of Alba?", 1)

@@ -369,7 +369,10 @@ class _RenderError(Exception):
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
-    """Await ``closing`` for at most CLOSE_SECONDS. A failure is logged as a warning that names the ``action``."""
+    """Await ``closing`` for at most CLOSE_SECONDS. Log a failure or a timeout as a warning.
+
+    The argument ``action`` is the beginning of the warning, such as "closing the episode 3".
+    """
     try:
         with isolate(RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):

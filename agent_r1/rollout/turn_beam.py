@@ -48,7 +48,8 @@ class Conversation:
 
     Attributes:
         actions: the actions of the conversation.
-        value: the predicted sum of the rewards that are still to come; minus infinity if the attempt failed.
+        value: the predicted sum of the rewards that are still to come; minus infinity if the agent loop or the value
+            function failed.
         trajectory: the trajectory if the episode has ended, otherwise None.
     """
 
@@ -65,20 +66,20 @@ class _TurnEnd(Exception):
 class RepeatingEngine:
     """An engine that returns the recorded actions in order, and then samples one new action.
 
-    If the agent loop requests a further action, the engine ends the attempt. In one turn of the beam search, several of
-    these engines sample one new action each. The new actions are numbered from 0.
+    If the agent loop requests an action after the new action, the engine ends the attempt. In one turn of the beam
+    search, several of these engines sample one new action each. The new actions are numbered from 0.
 
     Attributes:
         engine: samples the new action.
-        number: the number of the new action. Action 0 is sampled with the policy's sampling parameters. Each further
-            action is sampled with another seed.
-        temperature: the sampling temperature of each further action if the policy is greedy.
+        number: the number of the new action. The new action 0 is sampled with the policy's sampling parameters. The new
+            actions 1, 2, .. are sampled with other seeds.
+        temperature: the sampling temperature of the new actions 1, 2, .. if the policy is greedy.
         actions: the recorded actions. The new action is added at the end.
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
         is_sampled: whether the new action was sampled.
-        goes_on: whether the agent loop requested a further action, so that a later attempt can continue the
-            conversation.
+        goes_on: whether the agent loop requested an action after the new action, so that a later attempt can continue
+            the conversation.
     """
 
     engine: InferenceEngine
@@ -138,8 +139,8 @@ class BeamSearch:
         values: predicts the sum of the rewards that follow a state (a conversation after the environment's answer).
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
-        temperature: if the policy's temperature is 0, all new actions of a turn except the first one are sampled at
-            this temperature instead.
+        temperature: the sampling temperature of all new actions of a turn except the first new action. Used only if
+            the policy's temperature is 0.
     """
 
     values: ValueFunction
@@ -183,9 +184,10 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return ``conversation`` with one more turn. If the attempt fails, the result has the value minus infinity.
+        """Return ``conversation`` with one more turn.
 
-        A turn of the beam search calls this method several times. The calls are numbered from 0, and ``number`` is the
+        If the agent loop or the value function fails, the field ``value`` of the result is minus infinity. In each
+        turn, the beam search calls this method several times. The calls are numbered from 0, and ``number`` is the
         number of this call. Each call samples its action with a different seed.
         """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])

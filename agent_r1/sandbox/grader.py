@@ -4,10 +4,10 @@ The tests and the candidate run in two sandboxed processes that exchange only pl
 gets the tests. A candidate passes only if the tests' process ends its output with the nonce: a secret random number,
 new for each run.
 
-Some arguments cannot be sent to the candidate's process unchanged. If the tests call a function with such an argument,
-the candidate is neither passed nor failed (:attr:`Verdict.passed` is None). The tests may use a result of the candidate
-as an argument of a later call. Every such result can be sent unchanged, so the candidate cannot cause this verdict by
-returning an unusual result.
+Some values cannot be sent to the candidate's process unchanged. If the tests call a function with such a value, the
+candidate is neither passed nor failed: :attr:`Verdict.passed` is None. The tests may use a result of the candidate as
+an argument of a later call. Every result that the tests receive can be sent back unchanged. So the candidate cannot
+cause the verdict None by returning an unusual value.
 """
 
 from __future__ import annotations

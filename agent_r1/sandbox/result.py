@@ -73,7 +73,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of grading a candidate: untrusted code whose functions are called by tests.
+    """The result of grading a candidate. A candidate is untrusted code whose functions are called by tests.
 
     Attributes:
         passed: whether the candidate passed the tests; None if the sandbox or the tests failed.

@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return :attr:`Sandbox.isolation` of a sandbox of this process that has the level "none".
+    """Return "none: nothing" if this process has a sandbox of the level "none"; otherwise return the value None.
 
-    The result is the text "none: nothing". If this process has no such sandbox, the result is the value None.
+    "none: nothing" is the text :attr:`Sandbox.isolation` of such a sandbox.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

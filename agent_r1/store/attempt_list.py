@@ -131,7 +131,7 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter, most: int | None = None) -> Query:
-    """Return the query that counts the attempts that the filter ``where`` selects.
+    """Return the query that counts the attempts that meet the conditions in the argument ``where``.
 
     The argument ``most`` is the maximum of the count; None: no maximum.
     """

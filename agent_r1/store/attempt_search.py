@@ -51,9 +51,10 @@ class AttemptPage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptList:
-    """A sorted list of the attempts that the filter ``where`` selects.
+    """A sorted list of attempts.
 
     Attributes:
+        where: the conditions that an attempt in the list meets.
         order: the column by which the list is sorted, such as "reward". Attempts without a value come last.
         descending: whether the largest value comes first.
         text: a text that each attempt contains in its id, in its conversation, in ``status_reason`` or in

@@ -194,7 +194,7 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return the attempts that the filter ``where`` selects.
+        """Return the attempts that meet the conditions in the argument ``where``.
 
         The first ``offset`` attempts are left out, and at most ``limit`` attempts are returned.
         """
@@ -202,7 +202,7 @@ class RunReader:
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
     def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
-        """Return the number of attempts that the filter ``where`` selects.
+        """Return the number of attempts that meet the conditions in the argument ``where``.
 
         The argument ``most`` is the maximum of the result; None: no maximum.
         """

@@ -24,7 +24,7 @@ from agent_r1.store.compression import TurnTokens, unpack_columns, unpack_docume
 from agent_r1.store.rows import decode_reward
 
 DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
-"""The errors that decoding a damaged turn or outcome raises."""
+"""The errors that can be raised when a damaged turn or outcome is decoded."""
 
 
 def invalid_turns(connection: sqlite3.Connection) -> Iterator[str]:

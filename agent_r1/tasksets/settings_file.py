@@ -17,8 +17,8 @@ S = TypeVar("S", bound=BaseModel)
 def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
     """Return the settings in the TOML file ``file`` as an instance of ``cls``.
 
-    Raises InvalidInput if the file cannot be read, or a setting is unknown or invalid. The error message about a
-    setting ends with the advice ``do``, for example "give hops, pages or turns".
+    Raise InvalidInput if the file cannot be read, or if a setting is unknown or invalid. The argument ``do`` is the end
+    of the error message about a setting, such as "give hops, pages or turns".
     """
     try:
         return cls.model_validate(read_toml(file).values)
@@ -29,9 +29,10 @@ def read_settings_file(cls: type[S], file: Path, *, do: str) -> S:
 
 
 def locate_data(file: Path, data: Path) -> Path:
-    """Return the location of the data that a settings file names. ``data`` is the path or hub name in ``file``.
+    """Return the location of the data that is given in a settings file.
 
-    A relative path is joined to the folder of ``file``. A hub name (``hf:..``) is returned unchanged.
+    ``file`` is the path of the settings file. ``data`` is the path or hub name that stands in this file. A relative
+    path is joined to the folder of ``file``. A hub name (``hf:..``) is returned unchanged.
 
     Example:
         Path("recipes/hotpot.json") for file "recipes/mix.toml" and data "hotpot.json"

@@ -108,7 +108,7 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
     most 128. A hash of the text decides the split, so the test questions depend on no seed, and equal questions are in
     one split.
 
-    Raises InvalidInput, which names ``source``, if there are fewer than three distinct questions.
+    Raise InvalidInput if there are fewer than three distinct questions. The error message names the file ``source``.
     """
     ordered = hash_order(questions, "split")
     texts = list(dict.fromkeys(key(question) for question in ordered))

@@ -152,10 +152,11 @@ def search_outcome(task: Task, title: str, nth: int) -> Fortune:
 
 
 def _surely_fresh(task: Task, title: str, nth: int) -> int:
-    """Return which search, in the block of the ``nth`` search, is certain to return the true page (see ``FRESH``).
+    """Return the number of a search that is certain to return the true page.
 
-    The searches for a page are numbered from 1. In each block of three searches, one search is certain to return the
-    true page. The result is the number of this search.
+    The searches for a page are numbered from 1, and every three searches form a block (see ``FRESH``). One search of
+    each block is certain to return the true page. Return the number of this search for the block that contains the
+    search with the number ``nth``.
 
     Example:
         4, 5 or 6 if ``nth`` is 5, because the searches 4 to 6 are one block
@@ -172,9 +173,10 @@ def old(task: Task, title: str, nth: int) -> Wiki:
     """Return a wiki that contains only one page: an outdated edition of the page with the title ``title``.
 
     ``nth`` is the number of the search for this page, from 1. The outdated edition has the values of the true page, but
-    each value stands at a wrong relation. A page has five relations, so there are 44 outdated editions. The searches 1
-    to 66 that can return an outdated edition (two in each block of three, see ``FRESH``) get different editions. Any
-    two of the first four editions differ in the value of every relation.
+    each value stands at a wrong relation. A page has five relations, so there are 44 outdated editions. In each block
+    of three searches, two searches can return an outdated edition (see ``FRESH``). So 44 of the first 66 searches can
+    return an outdated edition, each search a different edition. Any two of the first four editions differ in the value
+    of every relation.
 
     Example:
         Shortened to three relations: if the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an

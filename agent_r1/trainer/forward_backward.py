@@ -202,7 +202,8 @@ def _top_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return the ids (n, k) and log-probabilities (n, k) of the k most likely tokens at each of n predicted positions.
 
-    k is ``count``, but at most ``vocabulary`` and at most the vocabulary size of ``model``.
+    ``model`` is the teacher. k is the smallest of ``count``, the vocabulary size of the teacher, and ``vocabulary``
+    (the vocabulary size of the policy). Only token ids below ``vocabulary`` are returned.
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)

@@ -63,10 +63,11 @@ class Optimizer:
         self._adamw = (_adamw if name == "adamw" else _adamw_8bit)(adamw_groups, betas)
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip the gradients of ``modules``, and update their weights. Then clear the gradients of all modules.
+        """Clip the gradients of ``modules``, and update their weights.
 
         If ``loss`` or a gradient is not finite, no weight and no moment changes. The configured learning rates are
-        multiplied by ``learning_rate_factor``.
+        multiplied by ``learning_rate_factor``. At the end, the gradients of all modules of this optimizer are cleared,
+        including modules that are not in ``modules``.
         """
         for module, parameters in self._parameters.items():
             if module not in modules:

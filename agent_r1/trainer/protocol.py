@@ -53,7 +53,7 @@ class PassStats:
     Attributes:
         loss: () sum of the losses of all micro-batches.
         metrics: terms of the loss by name, each summed over all micro-batches.
-        tokens: (n,) index in the batch of each predicted token.
+        tokens: (n,) index of each predicted token in the batch.
         logprobs: (n,) log pi, the log-probability of each predicted token.
         ratios: (n,) importance ratio pi / pi_old of each predicted token (see ``PreparedBatch.old_logprobs``).
         entropy: (n,) entropy of the policy at each predicted token, in nats.
@@ -172,7 +172,7 @@ class Trainer(Protocol):
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Return the policy's current weights as a version. The result holds a model of the trainer, not a copy.
+        """Return the policy's current weights as a version. The result holds the trainer's own model, not a copy.
 
         ``number`` is the number of the version. ``step`` is the number of the optimizer step that made the weights.
         """

@@ -1,4 +1,4 @@
-"""Ranks: processes that compute together, and a caller that controls these processes."""
+"""Start and control ranks. Ranks are processes that compute together."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class _Endings:
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended. Return rank and exit code of the process that is the cause.
+        """Wait until a process has ended. Return rank and exit code of the process that made the other processes end.
 
-        The cause is the first of the ended processes that did not abort (SIGABRT). If all ended processes aborted, wait
-        up to ``GRACE_SECONDS`` more seconds for a process that ends in a different way. If no such process ends, the
-        cause is the first process that aborted.
+        The result is the first of the ended processes that did not abort (SIGABRT). If all ended processes aborted,
+        wait up to ``GRACE_SECONDS`` more seconds for a process that ends in a different way. If no such process ends,
+        the result is the first process that aborted.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
@@ -189,7 +189,9 @@ class RankGroup(Generic[T]):
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
-        """Call ``request`` on each rank, with the object of the rank. Return the results in the order of the ranks.
+        """Call ``request`` on each rank. Return the results in the order of the ranks.
+
+        The argument of ``request`` is the object that :meth:`start` made on the rank.
 
         Raises:
             AgentR1Error: the request raised this error on a rank.
@@ -238,8 +240,8 @@ class RankGroup(Generic[T]):
         """End all ranks, and return the error that explains why a request failed on ``rank``.
 
         ``others`` are the ranks that have not answered yet. If ``failure`` contains an AgentR1Error, return this error.
-        Otherwise, if the process of a rank in ``others`` has ended, return an error about this end. Otherwise return an
-        error with the message of ``failure``.
+        Otherwise, if the process of a rank in ``others`` exits within ``GRACE_SECONDS`` seconds, return a RankDied
+        error. Otherwise return an error with the message of ``failure``.
         """
         if failure.error is not None:
             self.close()

@@ -266,10 +266,10 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return the records of the action tokens in the first groups that were used by the optimizer steps.
+    """Return one record for each turn that has action tokens, in the first groups that the optimizer steps used.
 
-    ``groups`` is the maximum number of these groups. Each turn that has action tokens gives one record. ``samples``
-    holds one sample for each trajectory of the batch, in the same order.
+    The argument ``groups`` is the maximum number of groups with records. A record holds the numbers of all action
+    tokens of its turn. ``samples`` holds one sample for each trajectory of the batch, in the same order.
     """
     if not groups:
         return ()

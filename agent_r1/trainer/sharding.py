@@ -167,9 +167,10 @@ def padding_micro_batch() -> MicroBatch:
 class ShardedModelSet(ModelSet):
     """The sharded models of one rank. A pass reads only the sequences of this rank.
 
-    All ranks must run the same passes together, each with the same number of micro-batches.
+    All ranks must run the same passes together. In a pass, all ranks have the same number of micro-batches.
 
-    ``roots`` maps each model to the result of :func:`shard_model`, through which the passes of the model run.
+    ``roots`` maps each model to the module that :func:`shard_model` returned. Each pass calls this module instead of
+    the model.
     """
 
     roots: Mapping[nn.Module, OneForward]

@@ -1,4 +1,4 @@
-"""Agent programs: functions of users that act as the agent, and call the model over HTTP."""
+"""Agent programs. An agent program is a user's function that acts as the agent and calls the model over HTTP."""
 
 from __future__ import annotations
 

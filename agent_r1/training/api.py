@@ -55,7 +55,7 @@ def train(
     Short for ``Trainer(env, tasks, ..).train()``. See :class:`Trainer` for the other arguments.
 
     Args:
-        resume: continue the earlier run whose name or folder is the setting ``run``.
+        resume: whether to continue an earlier run. The setting ``run`` gives the name or the folder of this run.
         settings: options of ``agent-r1 train``, except ``taskset``, ``data``, ``corpus`` and ``sandbox``.
 
     Example:
@@ -137,8 +137,8 @@ class Trainer:
     def train(self, resume: bool = False) -> TrainReport:
         """Train the agent, and return a report that compares the agent with the baselines.
 
-        With ``resume``, continue the earlier run whose name or folder is the setting ``run``, with the stored settings
-        of this run. Only the settings in :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
+        If ``resume`` is true, continue an earlier run with its stored settings. The setting ``run`` gives the name or
+        the folder of this run. Only the settings in :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:
             InvalidInput: an argument cannot be used. Nothing was written.
@@ -204,7 +204,8 @@ class _CallbackProgress:
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
     """Call ``work`` and return its result. If an event loop runs in this thread (as in a notebook), use a new thread.
 
-    Ctrl-C during the wait requests a shutdown of the run, as the signal SIGINT does.
+    While this thread waits for the new thread, Ctrl-C requests a shutdown of the run. If no run is active, Ctrl-C
+    raises KeyboardInterrupt.
     """
     try:
         asyncio.get_running_loop()

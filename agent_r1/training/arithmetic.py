@@ -58,14 +58,14 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return two events if ``now`` differs from ``before``; () otherwise.
+    """Return two events if the implementation of decode steps or updates has changed; () otherwise.
 
-    - The first event has the kind ``kind`` and the text ``now``.
+    - The first event has the kind ``kind``. Its text is the name of the new implementation.
     - The second event warns that results differ in their last bits. Its text begins with ``report``.
 
     Args:
-        now: the name of the implementation (of decode steps or updates) that the resumed run uses.
-        before: the name of the implementation that the run used before, as recorded.
+        now: the name of the implementation that the resumed run uses.
+        before: the name of the implementation that the run used earlier, as recorded.
     """
     if now == before:
         return ()

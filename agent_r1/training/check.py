@@ -83,8 +83,8 @@ class CheckFailure:
         task: the id of the task.
         solution: the name of the reference solution. If the task lacks something, ``solution`` names the missing thing:
             "gold", "wrong" or "expected_rewards".
-        reason: a text about the problem, such as "gold, but earned em 0 of 1": the gold solution earned the reward em 0
-            instead of the expected reward em 1.
+        reason: a text about the problem. For example, "gold, but earned em 0 of 1" means that the reward ``em`` of the
+            gold solution was 0, but 1 was expected.
 
     Example:
         CheckFailure(task="test/7", solution="right answer", reason="gold, but earned em 0 of 1")

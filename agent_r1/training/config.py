@@ -279,8 +279,8 @@ class TrainSettings(GuidedConfig):
     steps, the factor changes linearly. Example: 1:0,50:1 raises a weight from 0 over 50 steps."""
 
     shuffle_rewards: bool = False
-    """Control run: shuffle the rewards among the attempts at each task. Needs groups of at least 2. The environment's
-    process rewards are not shuffled."""
+    """Shuffle the rewards among the attempts at each task, for a control experiment. ``group_size`` must be at least 2.
+    The environment's process rewards are not shuffled."""
 
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
@@ -302,8 +302,8 @@ class TrainSettings(GuidedConfig):
     weight, entropy, and value of the critic. 0: no records."""
 
     profile: int = Field(default=0, ge=0)
-    """Number N: a table shows after every N optimizer steps where the time went. After the last step, the table has the
-    mean of all steps. 0: the time is not measured."""
+    """Number of optimizer steps between printed tables. Each table shows the time of each part of a step, as the mean
+    over these steps. The table after the last step shows the mean over all steps. 0: the time is not measured."""
 
     @field_validator("shuffle_rewards")
     @classmethod

@@ -91,10 +91,14 @@ def processor_name() -> str:
 
 
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
-    """Return the GPUs of trainer and vLLM servers. Without ``engine.vllm.devices``, servers take the remaining GPUs.
+    """Return the GPUs of the trainer and of the vLLM servers.
 
-    Raise InvalidInput if a GPU does not exist or is needed twice, or if there are too few GPUs or CPU cores. With
-    ``--gpu-memory-utilization``, servers in ``engine.vllm.devices`` may share GPUs of the trainer.
+    Without ``engine.vllm.devices``, the servers get GPUs that the trainer does not use.
+
+    Raise InvalidInput if a GPU does not exist or is needed twice, if there are too few GPUs or CPU cores, or if
+    ``engine.vllm.devices`` gives a server another number of GPUs than it needs. One exception: the GPUs in
+    ``engine.vllm.devices`` may also be GPUs of the trainer if the servers have the option
+    ``--gpu-memory-utilization``.
     """
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
@@ -166,8 +170,8 @@ def _check_servers(
     """Raise InvalidInput if the vLLM servers and the trainer cannot use their GPUs at the same time.
 
     ``servers`` holds the GPU indices of each server, and ``trainer`` holds the GPU indices of the trainer. ``size`` is
-    the number of GPUs that a server needs. ``count`` is the number of visible GPUs; 0 if unknown, because torch
-    supports only CPUs.
+    the number of GPUs that a server needs. ``count`` is the number of GPUs that torch sees. If ``count`` is 0, for
+    example with a torch build for CPUs only, the GPU indices are not compared with ``count``.
     """
     used = [gpu for gpus in servers for gpu in gpus]
     repeated = next((gpu for gpu in used if used.count(gpu) > 1), None)

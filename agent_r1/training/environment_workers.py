@@ -38,11 +38,11 @@ The name is ``env`` for the task set's environment, ``variant SPLIT`` for the en
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return the task set with environments on workers (``config.environment.workers``) or for an agent program.
+    """Return the task set. Its environments are changed as ``config`` requires.
 
-    - With workers, the environments run on the workers.
+    - With workers (``config.environment.workers``), the environments run on the workers.
     - Without workers, but with an agent program, the agent program acts in the environments (:func:`with_agent`).
-    - Without both, the task set is unchanged.
+    - Without workers and without an agent program, the task set is unchanged.
 
     Raises:
         InvalidInput: as for :func:`with_agent`; a worker cannot be reached, or has different tasks or tools; or workers

@@ -34,11 +34,13 @@ def format_signature(tool: ToolSpec) -> str:
 def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     """Return the assistant message for a line that a person typed.
 
-    - "/NAME ARGUMENTS" is a call, even if no tool has this name. ARGUMENTS is a JSON object.
-    - "NAME ARGUMENTS" is a call if a tool has this name. ARGUMENTS is a JSON object, or the value of one argument.
+    - "/NAME ARGUMENTS" is a call, even if no tool has this name. ARGUMENTS must be a JSON object.
+    - "NAME ARGUMENTS" is a call if a tool has this name. If ARGUMENTS starts with "{", ARGUMENTS must be a JSON object.
+      Otherwise, ARGUMENTS is the value of one argument.
     - Any other line is text.
 
-    If ARGUMENTS is wrong JSON, the message has a malformed call. The environment answers with an explanation.
+    If a required JSON object is not valid, the text of the message contains a malformed call. The environment
+    answers with an explanation.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)

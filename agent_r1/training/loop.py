@@ -79,7 +79,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     """Train until the last step, then remove the folders of published weights.
 
     Raises:
-        ShutdownRequested: a shutdown was requested. The last step was saved, unless checkpoints are disabled.
+        ShutdownRequested: a shutdown was requested. The latest completed step was saved, unless checkpoints are
+            disabled.
     """
     with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
         await _train_steps(run, publisher, shutdown)
@@ -170,8 +171,8 @@ async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateRep
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the last step if the block raises ShutdownRequested. After any other error, wait until a running save
-    ends."""
+    """Save the latest completed step if the block raises ShutdownRequested. After any other error, wait until a running
+    save ends."""
     try:
         yield
     except ShutdownRequested:

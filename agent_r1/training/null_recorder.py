@@ -1,6 +1,7 @@
-"""A recorder that stores nothing, and a gate that never waits, for attempts outside of a run.
+"""A recorder and a gate for attempts outside of a run.
 
-A gate is a function that is awaited before a group starts.
+The recorder stores nothing. A gate is a function that is awaited before a group starts. The gate of this module returns
+at once.
 """
 
 from __future__ import annotations

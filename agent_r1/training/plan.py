@@ -1,5 +1,6 @@
-"""``agent-r1 plan``: predict the step time and the memory of a run on a given cluster, or the step time of a run on the
-machine of recorded runs.
+"""``agent-r1 plan``: predict the step time of a planned run, on GPUs or on the machine where other runs were recorded.
+
+For GPUs, the memory is also predicted.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Plan:
     Attributes:
         machine: the hardware and its division between trainer and engines, as text.
         memory: lines about the trainer's GPU and the KV cache of an engine; () from :func:`plan_recorded`.
-        predictions: the predicted step of synchronous training, then of asynchronous training.
+        predictions: two entries: the prediction for a step of synchronous training, and the prediction for a step of
+            asynchronous training.
     """
 
     machine: str
@@ -310,9 +312,9 @@ def _predict(
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1.
 
     ``groups`` are the groups of all ``steps`` simulated steps. At most ``MAX_ENGINES`` engines are simulated. If the
-    cluster has more engines, a simulated step has fewer groups than a real step. The trainer's cost per token is then
-    increased by the same factor, so that the update takes as long as in a real step. For example, if a simulated step
-    has half as many groups, the cost is doubled.
+    cluster has more engines, a simulated step has fewer groups than a real step. Then the trainer's cost per token is
+    multiplied by (groups of a real step) / (groups of a simulated step), so that the update takes as long as in a real
+    step.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

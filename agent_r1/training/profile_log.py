@@ -25,10 +25,10 @@ class ProfileLog:
         return profile.timings()
 
     def on_step(self, step: int, is_last: bool) -> None:
-        """Print the mean profile of the last N steps, if ``step`` is a multiple of N.
+        """Print a mean profile, every N steps and after the last step. N is the constructor's argument ``every``.
 
-        After the last step, print the mean profile of all steps instead. N is the constructor's argument ``every``. If
-        N is 0, nothing is printed.
+        If ``is_last`` is true, the mean is over all steps. Otherwise, the mean is over the last N steps. If N is 0,
+        nothing is printed.
         """
         if not self._every or not (is_last or step % self._every == 0):
             return

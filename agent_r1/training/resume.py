@@ -39,8 +39,8 @@ name another place, but the contents must be unchanged.
 """
 
 DECODE_STEP = "decode_step"
-"""The kind of the events that name the implementation of the embedded engine's decode steps, such as C++ code. If a run
-has no such event, PyTorch computes its decode steps."""
+"""The kind of an event. The text of the event names the implementation of the embedded engine's decode steps (see
+:func:`recorded_decode_step`). If a run has no such event, PyTorch computes its decode steps."""
 
 TORCH = "torch"
 

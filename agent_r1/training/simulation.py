@@ -38,15 +38,16 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    The time of a decode step is computed from the times ``step``, ``sequence``, ``weights`` and ``context``. A decode
-    step computes one token for each of b sequences, in n = ceil(b / ``rows``) decode batches. If the KV cache holds K
-    tokens, the decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds.
+    A decode step computes one token for each running sequence, in one or more decode batches. Let b be the number of
+    running sequences, n = ceil(b / ``rows``) the number of decode batches, and K the number of tokens in the KV cache.
+    The decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds. The times ``step``,
+    ``sequence``, ``weights`` and ``context`` are listed below.
 
     Attributes:
         step: fixed seconds of a decode batch.
-        sequence: seconds of the arithmetic of one sequence.
-        weights: seconds in which the weights are read from memory.
-        context: seconds in which the keys and values of one token are read.
+        sequence: seconds of the arithmetic of one sequence in a decode step.
+        weights: seconds in which a decode batch reads the weights from memory.
+        context: seconds in which a decode step reads the keys and values of one token.
         prefill_pass: fixed seconds of a prefill.
         prefill_token: seconds of the prefill of one new token.
         request: seconds of a request outside of the model, during which no token is sampled.

@@ -2,8 +2,9 @@
 
 There is a state before the first token of each action, and after each token of the action. The training target of a
 state is the return: the sum of the attempt's rewards, without rewards for turns before the state's turn. The state
-after the last token of an action a belongs to the turn of the action, so the return of this state includes the reward
-of the turn. The value of this state is therefore an estimate of Q(s, a), with the state s before the action.
+after the last token of an action belongs to the turn of the action, so the return of this state includes the reward of
+the turn. Let ``s`` be the state before the action, and ``a`` the action. The value of the state after the action is
+therefore an estimate of Q(s, a).
 """
 
 from __future__ import annotations

@@ -63,9 +63,10 @@ class ServerLauncher(Protocol):
     """An object that starts the vLLM servers of a run."""
 
     def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        """Start server ``number`` (from 0), and return the server before the server is ready for requests.
+        """Start a server. Return without waiting until the server is ready for requests.
 
         Args:
+            number: the index of the server, from 0.
             command: ``command(host, port)`` returns the command that starts a server at the address ``host:port``.
             log: the file for the server's output.
         """
@@ -291,8 +292,8 @@ def _accepts_adapters(url: str) -> bool:
 def _check(url: str, context: int) -> str:
     """Return the name under which the server at ``url`` serves its model.
 
-    Raise ServerRefused if ``url`` is no vLLM server, lacks a tokenizer or an HTTP endpoint, or accepts fewer than
-    ``context`` tokens.
+    Raise ServerRefused if the server is no vLLM server, has no tokenizer, lacks one of the HTTP endpoints that a run
+    needs, or accepts fewer than ``context`` tokens.
     """
     shown = redact_url(url)
     do = f"start vLLM 0.32 or newer there with VLLM_SERVER_DEV_MODE=1 and {' '.join(SERVER_OPTIONS)}"

@@ -43,7 +43,8 @@ MAX_COMPARED = 8
 """The largest number of runs on a page that compares runs, and of attempts on a page that compares attempts."""
 
 MAX_SCALED = 32
-"""The largest number of attempts that are read to find the largest advantage, which gets the strongest color."""
+"""At most this many attempts of a group are read to find the largest advantage. This advantage gets the strongest
+color."""
 
 COLUMN_TEXT = 4000
 """The largest number of characters that are shown of each text on a page with attempts side by side."""

@@ -12,7 +12,7 @@ BACKLOG = 256
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
     """Return a TCP socket that listens at ``host`` and ``port``. Port 0 means any free port.
 
-    Raise InvalidInput if the address cannot be used. ``do`` is the advice in the message.
+    Raise InvalidInput if the address cannot be used. The argument ``do`` is the advice in the error's message.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

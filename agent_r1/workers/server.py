@@ -89,6 +89,7 @@ class EnvironmentWorker:
         description: describes the environments of this worker. A run uses the worker only if this description agrees
             with the run's own description.
         token: the token that requests must have. "": requests need no token.
+        host: the address to listen on.
         port: the port to listen on; 0 for any free port.
 
     Raises:

@@ -37,16 +37,16 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return a pair: the baseline of each trajectory, and the new running mean of each role.
+        """Return the baseline b of each trajectory (float64, (M,)), and the new running mean of each role.
 
-        The baselines are a float64 tensor (M,). The returns are added to the running means one after the other. The
-        baseline of a trajectory is the running mean of its role just before the return of the trajectory is added; 0 if
-        the role has no earlier returns. So trajectories of one batch with the same role can have different baselines.
+        The returns are added to the running means one after the other. b is the running mean of the trajectory's role
+        just before the return of the trajectory is added; 0 if the role has no earlier returns. So trajectories of one
+        batch with the same role can have different b.
 
         Args:
-            baselines: The running mean of the returns of each role before the batch.
+            baselines: The running mean of the returns before the batch, by role. These are not the returned baselines.
             roles: The role of each trajectory.
-            returns: (M,)
+            returns: (M,) the return of each trajectory.
         """
         present, seen = dict(baselines), list[float]()
         for role, earned in zip(roles, returns.tolist(), strict=True):

@@ -164,8 +164,9 @@ class SameHistory(TurnRelative):
     is the discounted return from turn t on. The mean and the std are over the compared turns. The std has no Bessel
     correction, as in verl-agent.
 
-    The advantage of turn t is the weighted mean of all A_k. The weight of A_k is (k + 1)^alpha. The weight is 0 if
-    fewer than k - 1 turns precede turn t, or if all compared turns have equal G.
+    The advantage of turn t is the weighted mean of A_1, A_2, .., A_n. The number n is the field ``history`` plus 1. The
+    weight of A_k is (k + 1)^a. The exponent a is the field ``alpha``. But the weight of A_k is 0 if fewer than k - 1
+    turns precede turn t, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"
@@ -176,9 +177,9 @@ class SameHistory(TurnRelative):
     previous states."""
 
     alpha: float = Field(default=1.0, ge=0)
-    """Exponent in (k + 1)^alpha, the weight of comparison k. Comparison 1 is between turns that start in the same
-    state. Comparison k = 2, 3, .. is between turns that also have the same k - 1 previous states. With a larger alpha,
-    comparisons of more states count more."""
+    """Exponent in the weight of a comparison. Each turn is compared several times. Comparison 1 is with the turns that
+    start in the same state. Comparison k = 2, 3, .. is with the turns that also have the same k - 1 previous states.
+    Comparison k has the weight (k + 1)^alpha. With a larger alpha, comparisons of more states count more."""
 
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per turn."""

@@ -41,7 +41,7 @@ class Observation:
 
 
 class Game(Protocol):
-    """A game. Its methods can block, because the game runs in a process of its own."""
+    """A game. The game runs in a process of its own, so its methods are allowed to block."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
         """Start the game, and return the first observation.

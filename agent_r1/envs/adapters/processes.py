@@ -112,8 +112,9 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 
 
 def unwrap(outcome: CallOutcome, action: str) -> Any:
-    """Return the value of the outcome of a call. Raise AgentR1Error, which names ``action``, if the call failed or
-    timed out.
+    """Return the value that a call returned. Raise AgentR1Error if the call failed or timed out.
+
+    The argument ``action`` is the beginning of the error message, such as "scoring".
     """
     if isinstance(outcome, ReturnValue):
         return outcome.value

@@ -73,9 +73,13 @@ class TagScan:
     """A callable that gets each new part of an action's text, and returns whether the action is complete.
 
     An action is complete after the closing delimiter of its first call. An action is also complete after the closing
-    delimiter of an answer, if no call begins before the answer. A thought is a text ``<think> .. </think>``. Up to
-    ``thoughts`` thoughts at the beginning of the text are skipped. ``is_opened`` says whether the text begins inside a
-    thought.
+    delimiter of an answer, if no call begins before the answer. A thought is a text ``<think> .. </think>``. Thoughts
+    at the beginning of the text are skipped.
+
+    Args:
+        elements: the patterns of the calls and the answers.
+        is_opened: whether the text begins inside a thought.
+        thoughts: the maximum number of thoughts that are skipped.
     """
 
     def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:

@@ -39,8 +39,8 @@ class Bug:
         line: the index of the line with the bug, from 0.
         tests: all tests. The agent sees only the first test; the others are hidden.
         passes: for each hidden test, whether the function with the bug passes. At least one value is False.
-        proposals: versions of the whole function, one of which is ``right``. The agent chooses one. If ``proposals`` is
-            (), the agent writes the right line.
+        proposals: versions of the whole function, one of which is ``right``. The agent chooses a version. If
+            ``proposals`` is (), the agent writes the line without the bug instead.
     """
 
     problem: Problem
@@ -110,9 +110,9 @@ def plant_bugs(
     A function gets no bug if it has more than ``lines`` lines, fails its own tests, or has fewer than two tests.
 
     Args:
-        proposals: the maximum number of versions of a function from which the agent chooses. 0: there is no choice, and
-            the agent writes the right line.
-        seed: determines the bugs and the choices. Equal seeds give equal bugs on every machine.
+        proposals: the maximum number of proposals for each bug. A proposal is a version of the function. The agent
+            chooses a proposal. 0: there are no proposals, and the agent writes the line without the bug.
+        seed: determines the bugs and the proposals. Equal seeds give equal bugs on every machine.
     """
     functions = [function for problem in problems if (function := _function(problem, lines)) is not None]
     with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop

@@ -57,9 +57,9 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the agent's answer ``said`` with the right answer ``gold``. ``question`` is the text of the problem.
 
-        If the comparison with math-verify raises an error or takes too long, the result depends on the right answer: if
-        math-verify can compute the right answer, the agent's answer counts as wrong. Otherwise the field ``correct`` of
-        the result is None.
+        If the comparison with math-verify raises an error or takes too long, ``gold`` is compared with itself. If
+        math-verify finds ``gold`` equal to itself, the agent's answer counts as wrong. Otherwise the field ``correct``
+        of the result is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -82,7 +82,7 @@ class MathScorer:
 
     - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]``; else 0. Some answers get 0
       although they are equal, for example "2 + 3" for "5" (see :func:`~agent_r1.tasksets.math.form.refusal_reason`).
-      The reward is None if math-verify cannot compute the right answer.
+      The reward is None if the comparison fails, and math-verify cannot compare the right answer with itself either.
     - ``form``: 1 if the last action states an answer, right or wrong, and every tool call was valid; else 0.
     """
 

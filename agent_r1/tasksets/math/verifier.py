@@ -30,10 +30,11 @@ class Verifier:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Return (correct, reason): whether the agent's answer ``said`` equals the right answer ``gold``.
+        """Return (correct, reason). ``correct`` is true if the answer of the agent equals the right answer.
 
-        An answer such as "2 + 3" for "5" is refused, although the values are equal. ``reason`` says why an answer is
-        refused; otherwise ``reason`` is "". ``question`` is the text of the problem.
+        ``said`` is the answer of the agent, ``gold`` is the right answer, and ``question`` is the text of the problem.
+        An answer such as "2 + 3" for "5" is refused: ``correct`` is false although the values are equal, and ``reason``
+        says why. If the answer is not refused, ``reason`` is "".
         """
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
@@ -42,10 +43,10 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify finds the right answer ``gold`` equal to itself.
+        """Return whether math-verify finds ``gold``, the right answer, equal to itself.
 
-        Before the comparison, ``gold`` is rewritten in the notation of the agent's answer ``said``. :meth:`check` also
-        rewrites ``gold`` in this way.
+        Before the comparison, ``gold`` is rewritten in the notation of ``said``, the answer of the agent. :meth:`check`
+        also rewrites ``gold`` in this way.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

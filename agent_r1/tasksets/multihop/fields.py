@@ -78,9 +78,9 @@ def parse_hops(row: JsonRecord) -> tuple[str, ...]:
 
 
 def _columns(value: Any, *names: str) -> Any:
-    """Convert the value of a field from columns, called ``names``, to a list of rows.
+    """Convert a dictionary of columns to a list of rows. ``names`` are the keys of the columns.
 
-    Return any other value unchanged.
+    Return ``value`` unchanged if ``value`` is not such a dictionary, or if the columns have different lengths.
 
     Example:
         >>> _columns({"title": ["X", "Y"], "sent_id": [0, 3]}, "title", "sent_id")
@@ -96,9 +96,12 @@ def _columns(value: Any, *names: str) -> Any:
 def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any, whose: str) -> list[T]:
     """Return ``value`` as a validated list; [] if ``value`` is empty or None.
 
-    ``name`` is the field of ``row`` that contains the value. The argument ``whose`` names the file format, such as
-    "MuSiQue's". Both arguments are used only in the error message, such as "give paragraphs as MuSiQue's files do".
-    Raises InvalidInput if the value is invalid.
+    Args:
+        name: the field of ``row`` that contains ``value``.
+        whose: the possessive of the format's name, such as "MuSiQue's".
+
+    Raises InvalidInput if ``value`` is invalid. The message contains both names: "give paragraphs as MuSiQue's files
+    do".
     """
     try:
         return kind.validate_python(value or [])

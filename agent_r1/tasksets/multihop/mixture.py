@@ -37,7 +37,8 @@ from agent_r1.tasksets.splits import Splits, exclude, hash_order
 RESERVED = ("train", "validation", "all")
 """Names that no data set of a mixture may have.
 
-Each test data set becomes a split with the name of the data set, and these names are reserved for other splits.
+Each test data set becomes a split with the name of the data set. "train", "validation" and "all" are the names of other
+splits.
 """
 
 

@@ -24,10 +24,12 @@ _SUBJECT = re.compile(r"\{(?P<word>P|p2|p|O|o)\}")
 
 PEOPLE = 40
 PERSONAL_FACTS = (2, 3)
-"""The minimum and the maximum number of facts per page that name another person, such as the teacher."""
+"""The minimum and the maximum number of personal facts on each page. A personal fact, such as the teacher, names
+another person."""
 
 VALUED_FACTS = (1, 3)
-"""The minimum and the maximum number of facts per page that name no other person, such as the birthplace."""
+"""The minimum and the maximum number of valued facts on each page. A valued fact, such as the birthplace, names no
+other person."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return task ``index`` of ``split``, and add the pair (name of the wiki, question) to ``asked``.
+    """Return the task with the index ``index`` in ``split``. Add the pair (name of the wiki, question) to ``asked``.
 
     ``made`` says how the questions of the split are drawn. ``prefix`` is the beginning of the names of the wikis: with
     the prefix "train/0", the wikis are "train/0/0", "train/0/1", ..

@@ -1,4 +1,4 @@
-"""``wikifilm``: questions about films and their directors. The agent searches pages of Wikipedia given by the user."""
+"""``wikifilm``: questions about films and directors. The agent searches Wikipedia pages that the user provides."""
 
 from __future__ import annotations
 

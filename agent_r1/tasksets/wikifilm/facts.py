@@ -21,7 +21,8 @@ A person with the director's name but with an age outside these limits is not th
 YEARS_AFTER_DEATH = 3
 """The maximum number of years from a director's death to the release of the film.
 
-A person with the director's name who died more years before the release is not the director of the film.
+A person with the director's name who died more than this number of years before the release is not the director of the
+film.
 """
 
 
@@ -48,9 +49,9 @@ class FilmFacts:
     classes: Mapping[str, str]
 
     def answers(self, values: Sequence[str], title: str) -> tuple[str, ...]:
-        """Return ``values``, and then the spellings of the values on the page ``title`` (see :func:`as_spelled`).
+        """Return ``values``, and then the spellings of these values on one page (see :func:`as_spelled`).
 
-        Return () if the page contains none of the values.
+        The argument ``title`` is the title of the page. Return () if the page contains none of the values.
         """
         spellings = [spelling for value in values if (spelling := as_spelled(value, self.texts[title]))]
         return tuple(dict.fromkeys((*values, *spellings))) if spellings else ()

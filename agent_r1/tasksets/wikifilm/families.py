@@ -34,8 +34,8 @@ def divide_families(families: Iterable[Sequence[str]]) -> Mapping[str, str]:
 def class_of(name: str) -> str:
     """Return the split ("train", "validation" or "test") of a family.
 
-    A family is a list of names of films and persons. ``name`` is the first name of the list in alphabetical order. A
-    hash of ``name`` decides the split, so the split is the same on every machine.
+    A family is a list of names of films and persons. ``name`` is the alphabetically first of these names. A hash of
+    ``name`` decides the split, so the split is the same on every machine.
     """
     number = int.from_bytes(hashlib.sha256(f"wikifilm|{name}".encode()).digest()[:8], "big") % 100
     if number < SHARES["train"]:

@@ -121,7 +121,7 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the only name at the beginning of the text. A description in front of the name is left out.
+    """Return the name at the beginning of the text, without the description that can precede the name.
 
     Return None if there is no name, or if there are several names.
 

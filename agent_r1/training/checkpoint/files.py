@@ -234,8 +234,8 @@ def saved_tensors(folder: Path) -> TensorFiles:
 def state_folder(run: Path, disk: Disk = DISK) -> Path:
     """Return the path of a new hidden folder, to which the ranks of a trainer can write their state.
 
-    The caller creates the folder. The next :func:`save_checkpoint` moves the files from the folder to the checkpoint.
-    Folders that remain from an interrupted save are removed first.
+    This function removes earlier folders that an interrupted save left behind. The caller creates the new folder. The
+    next :func:`save_checkpoint` moves the files from the new folder to the checkpoint.
     """
     remove_leftovers(run / CHECKPOINTS / _STATE, disk)
     return hidden_path(run / CHECKPOINTS / _STATE)

@@ -95,8 +95,8 @@ class CheckpointManager:
     async def save_now(self) -> None:
         """Write a checkpoint now, and wait until it is complete. Call this method before the next update.
 
-        Do nothing if the last step already has a checkpoint, or if checkpoints are disabled. Raises CheckpointError if
-        this save or the previous save fails.
+        Do nothing if the latest step already has a checkpoint, or if checkpoints are disabled. Raises CheckpointError
+        if this save or the previous save fails.
         """
         await self._writer.wait()
         if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:

@@ -22,11 +22,13 @@ class MonitorConfig(BaseModel):
     1: stop in neither case."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts in which failures are counted (see failure_share), but at most the number of attempts
-    in three steps. A good value is the number of attempts in about twelve groups."""
+    """Number of recent attempts in which failures are counted (see failure_share). If three steps have fewer attempts,
+    the number of attempts in three steps is used. The used number is at least min(32, attempts in four groups). A good
+    value is the number of attempts in about twelve groups."""
 
     patience: int = Field(default=3, ge=1)
-    """Stop the run if a metric exceeds its limit in this many consecutive steps. Warn in the steps before."""
+    """Stop the run if a metric exceeds its limit in this many consecutive steps. In all of these steps except the last,
+    only warn."""
 
     idle_steps: int = Field(default=20, ge=1)
     """Stop the run after this many consecutive steps in which no attempt was trained. Each such step gives a warning.
@@ -56,13 +58,14 @@ class MonitorConfig(BaseModel):
     """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
 
     true_reward: str = ""
-    """Name of the true reward, which measures the real goal of the run. Example: a run trains on a reward model, and
-    the true reward is em (exact match). Warn if the true reward falls while the trained reward rises. Empty: no
-    check."""
+    """Name of the true reward, which measures the real goal of the run. Warn if the true reward falls while the reward
+    on which the run trains rises. Empty: no check. Example: a run trains on a reward model, and the true reward is em
+    (exact match)."""
 
     true_reward_steps: int = Field(default=5, ge=2)
-    """Length in steps of each of the two periods that the check of the true reward compares. One period consists of
-    the last steps. The other period consists of the earlier consecutive steps with the highest mean true reward."""
+    """Number of steps in a period. The check of the true reward compares two periods of equal length. One period
+    consists of the last steps. The other period consists of the earlier consecutive steps with the highest mean true
+    reward."""
 
     def ratio_limit(self, trainer: ProductPrecision) -> float:
         """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or a default limit.

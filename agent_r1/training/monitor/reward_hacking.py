@@ -1,4 +1,4 @@
-"""A check whether the policy exploits its reward: the trained reward rises while a trusted true reward falls.
+"""A check whether the policy exploits its reward: the reward on which the run trains rises, but a true reward falls.
 
 For example, a run trains on a reward model, and the true reward is exact match.
 """
@@ -50,7 +50,7 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
 
 
 def check_reward_hacking(history: Sequence[tuple[float, float]], window: int) -> Finding | None:
-    """Return a finding if the true reward fell while the return (the reward that is trained) rose.
+    """Return a finding if the true reward fell while the return rose. The policy is trained on the return.
 
     Two periods of ``window`` consecutive steps are compared: the last steps, and the earlier period with the highest
     mean true reward. The fall and the rise must each exceed the standard error times ``ERRORS``. The standard error is
