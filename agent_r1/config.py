@@ -165,10 +165,13 @@ def setting_keys(cls: type[BaseModel]) -> list[str]:
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting, such as ``trainer.learning_rate``, or an entry of a table setting.
+    """Return whether a dotted key names a setting, or an entry of a setting that is a table.
+
+    The names of entries are not checked.
 
     Example:
-        The setting ``algorithm`` is a table. The key ``algorithm.loss`` names the entry ``loss`` of this table.
+        ``trainer.learning_rate`` names a setting. ``algorithm.loss`` names the entry ``loss`` of the table
+        ``algorithm``.
     """
     return find_field(cls, key) is not None
 

@@ -217,15 +217,14 @@ class Algorithm(Component):
         """Return (loss, metrics) of a micro-batch of n tokens. The loss of a batch is the sum over its micro-batches.
 
         Each token t has these weights (see :class:`agent_r1.algorithms.types.TokenWeights`): w is ``loss_weight``, s is
-        ``sft_weight``, d is ``drift_weight``, and c is ``importance_weight``, or 0 if ``off_policy_mask`` masks the
-        token. With the importance ratio r, the advantage A, the policy pi and its entropy H, the divergence KL from the
-        reference policy, and the divergence D from the teacher, the loss is
+        ``sft_weight``, d is ``drift_weight``, and c is ``importance_weight``. If ``off_policy_mask`` masks the token, c
+        is 0. A is the advantage of the token, and r its importance ratio. pi is the current policy, and pi_old is the
+        policy in the denominator of the importance ratio. H is the entropy of pi, KL the divergence from the reference
+        policy, and D the divergence from the teacher. The loss is
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t
                 + sum_t w_t d_t |log(pi_t / pi_old_t)| + value loss.
-
-        pi_old is the policy in the denominator of the importance ratio.
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -334,10 +333,11 @@ class Algorithm(Component):
     ) -> tuple[Tensor, Tensor | None]:
         """Return a pair of tensors, each (N,): whether each token is kept, and the penalty weight of each token.
 
-        The rules apply only to the tokens that ``loss_mask`` (N,) selects. At least one token must be selected. All
-        other tokens are kept, and have the penalty weight 0. The first tensor (bool) is false for the tokens that the
-        setting ``token_mask`` masks. The second tensor has the weights of the setting ``kl_cov``; None if ``kl_cov`` is
-        not set.
+        The first tensor (bool) is False for the tokens that the setting ``token_mask`` masks. The second tensor holds
+        the weights of the setting ``kl_cov``. The second tensor is None if ``kl_cov`` is not set.
+
+        ``loss_mask`` (N,) must select at least one token. A token that ``loss_mask`` does not select is always kept,
+        and has the penalty weight 0.
         """
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
@@ -365,7 +365,7 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return a copy of ``targets`` that has targets for turns. ``targets`` has targets for time steps.
+    """Convert the targets of time steps to targets of turns. Return the result as a copy of ``targets``.
 
     A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. There are D time steps,
     and S = ``count`` turns. ``turns`` (D,) is the index of the last turn of each time step.

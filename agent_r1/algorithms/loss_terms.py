@@ -131,8 +131,9 @@ class Kl(Component):
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
     """Return the batch with a KL penalty subtracted from the reward of each action token.
 
-    With the token's log-probabilities log mu under the sampler's policy and log ref under the reference policy, the
-    penalty is ``coefficient`` * (log mu - log ref). ``reference_logprobs`` (N,) are log ref, and must not be None.
+    Let mu be the token's probability under the sampler's policy, and ref be its probability under the reference policy.
+    The penalty is ``coefficient`` * log(mu / ref). ``reference_logprobs`` (N,) holds log ref of each token, and must
+    not be None.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
@@ -179,7 +180,7 @@ class Distillation(Component):
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return KL(teacher || policy) over the top k at each of n tokens, with gradient: (n,)."""
+        """Return KL(teacher || policy) over the top k at each of n tokens: (n,). The result has a gradient."""
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()
@@ -197,7 +198,8 @@ class Distillation(Component):
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    The weight is computed from w = pi_old / mu, with the policy pi_old before the update and the sampler's policy mu.
+    pi_old is the policy before the update, and mu is the sampler's policy. The weight is computed from the ratio
+    w = pi_old / mu.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
@@ -241,10 +243,11 @@ class Correction(Component):
 
 
 class Rejection(Component):
-    """A rule that masks all tokens of a unit if the mean or product of their ratios is outside [low, high].
+    """A rule that masks tokens, turns or trajectories whose probabilities differ too much in trainer and sampler.
 
-    The ratio of a token is pi_old / mu, with the policy pi_old before the update and the sampler's policy mu. A unit is
-    a token, a turn or a trajectory. A masked token has no policy loss.
+    pi_old is the policy before the update, and mu is the sampler's policy. The ratio of a token is pi_old / mu. A
+    token, turn or trajectory (see ``level``) is masked if the mean or product of its ratios (see ``statistic``) is
+    outside [``low``, ``high``]. A masked token has no policy loss.
     """
 
     level: Level = "trajectory"

@@ -81,7 +81,8 @@ def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return advantage / (mean of ``x`` in the group of each element): (N,), as in MaxRL (arXiv:2602.02710).
 
-    ``key`` (N,) holds the index of each element's group. If the mean is at most ``MIN_STD``, the result is 0.
+    ``key`` (N,) holds the index of each element's group. If the mean is tiny or negative (at most 1e-6, the number
+    ``MIN_STD``), the result is 0.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
@@ -147,7 +148,10 @@ def reaches(returns: Tensor, threshold: float) -> Tensor:
 
 
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
-    """Return the discounted sums y_t = x_t + discount * y_{t+1}, from each element to the end of its unit: (N,).
+    """Return the discounted sums y_t = x_t + discount * y_{t+1} of all elements: (N,).
+
+    The elements are grouped into units, which are turns or trajectories. A sum ends with the last element of the unit:
+    after this element, y_{t+1} is 0.
 
     Args:
         x: (N,) rewards, or temporal-difference errors.
@@ -234,28 +238,29 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
 
 
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return the estimate k1 = log(pi / q) of KL(pi || q) at each token: (n,).
+    """Return the estimate k1 of a KL divergence at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is unbiased. Its expected gradient is 0.
+    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k1 = log(pi / q) is an unbiased estimate of
+    KL(pi || q). The expected gradient of k1 is 0.
     """
     return logprobs - other
 
 
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return the estimate k2 = log(pi / q)^2 / 2 of KL(pi || q) at each token: (n,).
+    """Return the estimate k2 of a KL divergence at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is biased. Its expected gradient is the
-    gradient of KL(pi || q).
+    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k2 = log(pi / q)^2 / 2 is a biased estimate of
+    KL(pi || q). The expected gradient of k2 is the gradient of KL(pi || q).
     """
     return (logprobs - other).square() / 2
 
 
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return the estimate k3 = q / pi - 1 - log(q / pi) of KL(pi || q) at each token: (n,).
+    """Return the estimate k3 of a KL divergence at each token: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative. A value above ``bound``
-    is replaced by ``bound``, and has no gradient. Without ``bound``, the estimate of KL(pi || q) is unbiased, but its
-    expected gradient is the gradient of the reverse divergence KL(q || pi).
+    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k3 = q / pi - 1 - log(q / pi) is an estimate of
+    KL(pi || q). k3 is never negative. A value above ``bound`` is replaced by ``bound``, and has no gradient. Without
+    ``bound``, k3 is unbiased, but its expected gradient is the gradient of the reverse divergence KL(q || pi).
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -263,10 +268,11 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 
 
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return an estimate of KL(pi || q) at each token, with the value of k3 and the gradient of k2: (n,).
+    """Return an estimate of a KL divergence at each token, with the value of k3 and the gradient of k2: (n,).
 
-    ``logprobs`` (n,) are log pi, and ``other`` (n,) are log q. The estimate is never negative and, without ``bound``,
-    unbiased. Its expected gradient is the gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. The result is an estimate of KL(pi || q). The estimate
+    is never negative. Without ``bound``, the estimate is unbiased. The expected gradient of the estimate is the
+    gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
     """
     k2 = kl_k2(logprobs, other)
     # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
@@ -274,10 +280,11 @@ def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> T
 
 
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
-    """Return the estimate (pi / pi_old) * k3 of KL(pi || q) at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
+    """Return the estimate ``ratio`` * k3 of a KL divergence at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
 
-    ``logprobs`` (n,) are log pi, ``other`` (n,) are log q, and ``ratio`` (n,) is pi / pi_old. ``bound`` limits k3.
-    Without ``bound``, the estimate and its gradient are unbiased for tokens sampled from pi_old.
+    Let ``logprobs`` (n,) be log pi, ``other`` (n,) be log q, and ``ratio`` (n,) be pi / pi_old. The result is an
+    estimate of KL(pi || q). k3 is the result of :func:`kl_k3`, and is at most ``bound``. Without ``bound``, the
+    estimate and its gradient are unbiased for tokens sampled from pi_old.
     """
     return ratio * kl_k3(logprobs, other, bound)
 
@@ -290,10 +297,11 @@ def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | 
 
     Args:
         unit: (n,) the index of each token's unit (turn, trajectory or group, depending on ``aggregation``).
-        aggregation: the formula of the weight. The number of units does not include units without tokens.
+        aggregation: the formula of the weight.
             ``token_mean``: 1 / n.
             ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit).
             ``constant``: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783).
+            In these formulas, units without tokens are not counted.
         length: only for ``constant``, in tokens.
     """
     if aggregation == "token_mean":

@@ -254,8 +254,8 @@ class Gmpo(PolicyLoss):
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     clip_log_ratio: float = Field(default=0.4, gt=0)
-    """Bound of the log of a token's importance ratio. With a positive advantage, the log is at most this number;
-    otherwise at least minus this number."""
+    """Bound of the log of a token's importance ratio. With a positive advantage, the log is clipped to at most this
+    number. With any other advantage, the log is clipped to at least minus this number."""
 
     @property
     def formula(self) -> str:

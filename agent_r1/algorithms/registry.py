@@ -35,10 +35,11 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
+    """Return the algorithm that ``value`` describes. ``value`` is a name, a table of parameters, or an Algorithm.
 
-    In a table, the key ``name`` is the name of an algorithm (default: ``default``). The other keys of the table are
-    parameters of this algorithm to change, as in :func:`build_algorithm`.
+    The key ``name`` of a table holds the name of an algorithm. If the table has no key ``name``, the argument
+    ``default`` is the name of the algorithm. The other keys change parameters of the algorithm, as in
+    :func:`build_algorithm`.
 
     Raises:
         InvalidInput: ``value`` has none of these types, or describes no valid algorithm.

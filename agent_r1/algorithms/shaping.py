@@ -99,8 +99,8 @@ class SoftOverlong(Component):
     """A trajectory with this number of action tokens or more gets the full penalty."""
 
     cache_tokens: int = Field(default=4096, ge=1)
-    """The penalty is 0 up to ``max_tokens`` - ``cache_tokens`` action tokens. Then the penalty grows with each
-    token, to the full penalty at ``max_tokens``."""
+    """Number of action tokens over which the penalty grows linearly from 0 to the full penalty. The growth ends at
+    ``max_tokens`` action tokens."""
 
     penalty: float = Field(default=1.0, gt=0)
     """The full penalty, a positive number that is subtracted from the outcome reward."""
@@ -197,17 +197,18 @@ def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
 
 
 def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Return one entry per sample: if the sample is stale, a reason to exclude the sample; otherwise None.
-    A sample is stale if one of its tokens was sampled more than ``bound`` updates ago. ``version`` is the version of
-    the current weights.
+    """Return one entry per sample: a reason to exclude the sample if the sample is stale; otherwise None.
+
+    ``version`` is the version of the current weights. A sample is stale if one of its tokens was sampled by weights
+    with a version below ``version - bound``.
     """
     ages = [version - sample.version for sample in samples]
     return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
 
 
 def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: if its group has no return of a greedy attempt, a reason to exclude the sample;
-    otherwise None.
+    """Return one entry per sample: a reason to exclude the sample if its group has no scored greedy attempt; otherwise
+    None.
     """
     return [
         None
@@ -218,12 +219,12 @@ def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
 
 
 def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: if its trajectory was truncated, a reason to exclude the sample; otherwise None."""
+    """Return one entry per sample: a reason to exclude the sample if its trajectory was truncated; otherwise None."""
     return ["overlong" if sample.trajectory.truncated else None for sample in samples]
 
 
 def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: if the sample has an empty turn, a reason to exclude the sample; otherwise None.
+    """Return one entry per sample: a reason to exclude the sample if the sample has an empty turn; otherwise None.
 
     A turn is empty if all its calls are unreadable, or if it has no calls and its text is empty or cut off.
     """
@@ -238,15 +239,16 @@ def _is_empty(turn: Turn) -> bool:
 
 
 def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Return one entry per sample: if its return is below ``threshold``, a reason to exclude the sample; otherwise
-    None.
+    """Return one entry per sample: a reason to exclude the sample if its return is below the threshold; otherwise None.
+
+    Rounding errors do not decide whether a return is below ``threshold`` (see ``RETURN_TOLERANCE``).
     """
     returns, _ = _returns(samples)
     return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
 
 
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return one entry per sample: if the returns of its group vary little, a reason to exclude the sample; otherwise
+    """Return one entry per sample: a reason to exclude the sample if the returns of its group vary little; otherwise
     None.
 
     The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.

@@ -60,8 +60,9 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest allowed mean of (log(pi_old / mu))^2 over the tokens that are not masked. pi_old is the policy before the
-    update, and mu is the sampler's policy. Tokens are masked until the mean is allowed."""
+    """Largest allowed mean of the squared log-ratio over the tokens that are not masked. The log-ratio of a token is
+    log(pi_old / mu), with the policy pi_old before the update, and the sampler's policy mu. Until the mean is at most
+    this number, the tokens with the largest squares are masked."""
 
     @property
     def formula(self) -> str:
@@ -80,8 +81,8 @@ class SecondMoment(TokenMask):
 class TopEntropy(TokenMask):
     """A rule that keeps only the tokens with the largest entropy of the policy ("forking tokens", arXiv:2506.01939).
 
-    A token is kept if its entropy is at least the quantile 1 - ``share`` over the batch. In TRL, ``share`` is called
-    ``top_entropy_quantile``.
+    A token is kept if its entropy is at least the (1 - ``share``) quantile of the entropies in the batch. In TRL,
+    ``share`` is called ``top_entropy_quantile``.
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -113,8 +114,9 @@ class ClipCov(TokenMask):
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """This share of all tokens is masked, but at least one token if there are candidates. Candidates are the tokens
-    whose covariance of advantage and log-probability is between ``low`` and ``high``."""
+    """Candidates are the tokens whose covariance of advantage and log-probability is between ``low`` and ``high``. The
+    number of masked candidates is this share of all tokens, but at least 1. If there are fewer candidates, all
+    candidates are masked."""
 
     low: float = 1.0
     """Only tokens whose covariance of advantage and log-probability is above this number can be masked."""

@@ -134,8 +134,8 @@ class TokenOutputs:
     """(n,) int64 index of each token's unit. All tokens of a unit share one importance ratio. None if each token has
     its own ratio.
 
-    The action tokens of a turn or trajectory are one unit, and the observation tokens of the turn or trajectory are
-    another unit.
+    With one ratio per turn, the action tokens of a turn are a unit, and its observation tokens are another unit. With
+    one ratio per trajectory, the action tokens of a trajectory are a unit, and its observation tokens are another unit.
     """
     reference_logprobs: Tensor | None = None
     """(n,) log-probabilities under the reference policy. None if the algorithm needs no reference."""

@@ -55,9 +55,9 @@ def chat(
     Give a RUN or a MODEL. A RUN has its own task set. If the run was started with a FILE.py, give this file too. A
     MODEL is a Hugging Face name or a folder, and has tools only with --taskset or FILE.py.
 
-    The tools use the data of one task, and the question of the task is printed. ATTEMPT chooses the task of an attempt
-    of RUN: give an id such as 3.0.0:style-a/7, the beginning of an id, or one of the words best, worst, failed, longest
-    and last. Without ATTEMPT, --split and --number choose the task.
+    The tools use the data of one task, and the question of the task is printed. With ATTEMPT, the task is the same as
+    in this attempt of RUN. ATTEMPT is an id such as 3.0.0:style-a/7, the beginning of an id, or one of the words best,
+    worst, failed, longest and last. Without ATTEMPT, --split and --number choose the task.
     """
     if file is not None and file.suffix != ".py" and attempt is None:
         file, attempt = None, str(file)

@@ -94,10 +94,11 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command with one option for every setting of the class ``config``, or only for the dotted keys ``keys``.
+    """A command with one option for every setting of the class in the argument ``config``.
 
-    The callback has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be
-    spelled with underscores or with hyphens.
+    If the argument ``keys`` is given, only the settings with these dotted keys have an option. The callback has an
+    argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be spelled with
+    underscores or with hyphens.
     """
 
     def __init__(self, *args: Any, config: type[BaseModel], keys: Collection[str] | None = None, **kwargs: Any) -> None:

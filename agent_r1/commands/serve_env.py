@@ -21,7 +21,8 @@ from agent_r1.training.worker_config import WorkerConfig
 def serve_env(taskset: str, settings: Layer, token: str, config_file: Path | None, as_json: bool) -> None:
     """Serve the environments of a task set to runs on other machines. TASKSET is a name, or a FILE.py.
 
-    A run uses this worker if --environment.workers lists its address. Whoever has the token can run the tools.
+    This command starts a worker. A run uses the worker if --environment.workers lists the worker's address. Whoever has
+    the token can run the tools.
     """
     config = resolve(WorkerConfig, with_file(settings, config_file))
     opened = open_taskset(taskset, config)

@@ -71,8 +71,8 @@ def show(
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst, failed, longest and last.
-    Without ATTEMPT, an option such as --step prints a list of the matching attempts. With such an option, a word means
-    one of the matching attempts: 'worst --step 20' is the worst attempt of step 20.
+    Without ATTEMPT, an option such as --step prints a list of the matching attempts. With ATTEMPT, the option limits
+    the choice to the matching attempts: 'worst --step 20' is the worst attempt of step 20.
     """
     if sum((metric is not None, lists, critic, attempt is not None)) > 1:
         do = "give one of ATTEMPT, --metric, --attempts and --critic"

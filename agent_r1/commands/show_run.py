@@ -30,7 +30,8 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""Events that are not listed, because they hold data or are shown elsewhere in the report."""
+"""The kinds of events that the report leaves out of its list of events. Events of these kinds hold data, or are shown in
+another part of the report."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 
@@ -61,7 +62,8 @@ class RunReport:
         settings: the settings that differ from their defaults.
         fates: the number of attempts by fate ("trained", "dropped", ..).
         best_checkpoint: the folder with the weights of the best validation; None if the folder does not exist.
-        table: the share of right answers at the end of the run, by method and then by split.
+        table: the share of right answers at the end of the run: ``table[method][split]``. A method is a baseline, the
+            base model or the trained agent.
         curves: the values by step of each metric and timing.
         file: the Python file that defines the task set, if any.
         hardware: the processor, the GPUs and so on of the last start or resumption; {} if not recorded.

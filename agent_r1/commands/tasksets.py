@@ -107,7 +107,7 @@ def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
 
 
 def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
-    """Print a warning on ``progress`` if code that the policy writes runs without a sandbox. Return ``progress``."""
+    """Print a warning on ``progress`` if code from the policy is executed without a sandbox. Return ``progress``."""
     if taskset.sandbox is not None and taskset.sandbox.startswith("none"):
         progress.print_line(
             "WARNING: sandbox none: programs written by a model run with your rights, files and network"

@@ -156,10 +156,10 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings ``own`` of a run without the settings that an evaluation of the run must not use.
+    """Return the settings of a run that an evaluation of the run may use. ``own`` has the settings of the run.
 
-    If ``other_taskset`` is true, the run is evaluated on a different task set than in training. Then settings such as
-    ``data`` and ``corpus`` are left out, too.
+    If ``other_taskset`` is true, the evaluation uses a different task set than the training. Then settings such as
+    ``data`` and ``corpus`` are not in the result.
     """
     # Only the user can choose to evaluate without a sandbox. The critic that guided the training (decode) need not
     # guide the evaluation.

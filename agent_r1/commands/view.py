@@ -37,7 +37,8 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
     """Show runs in a browser, also while they train. RUN is a name in runs/, a folder of a run, or a folder of runs.
 
     Without RUN, all runs in runs/ are shown. If RUN is a single run, the printed address is the page of this run,
-    otherwise the list of runs. The pages are served on this machine only, to browsers with the token in this address.
+    otherwise the list of runs. The printed address contains a token. The pages are served on this machine only, and
+    only to browsers that have opened an address with this token.
     """
     from agent_r1.viewer import Catalog, ViewerServer, create_app
     from agent_r1.viewer.app import run_path

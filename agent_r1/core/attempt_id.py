@@ -33,8 +33,8 @@ class AttemptId:
     def seed(self, root: int, *path: int) -> int:
         """Return a 63-bit seed for the random numbers of the attempt.
 
-        ``root`` is the seed of the run. The name of the run has no effect. Each ``path`` gives a different seed, such
-        as ``seed(root, turn_index)``.
+        ``root`` is the seed of the run. The name of the run has no effect. The integers ``path`` distinguish several
+        seeds of one attempt: ``seed(root, 0)`` and ``seed(root, 1)`` are different.
         """
         text = f"{root}|{self.task}|{self.sort_key}|{path}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -34,10 +34,10 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """An event: an attempt was trained at ``step``, or was dropped for ``reason``.
+    """An event: an attempt was trained or dropped at ``step``.
 
-    Each attempt has at most one fate per segment of a run (a stretch of training without a stop). ``credit`` is the sum
-    of the advantages of its action tokens; None if the attempt was not trained.
+    Each attempt has at most one fate per segment of a run (a stretch of training without a stop). ``reason`` says why
+    an attempt was dropped. ``credit`` is the sum of the advantages of a trained attempt's tokens; otherwise None.
 
     Example:
         AttemptFate(attempt=attempt, fate="dropped", step=3, reason="advantage 0 on every token")

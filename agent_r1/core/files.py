@@ -1,4 +1,4 @@
-"""Open files whose paths come from the user."""
+"""A function that opens a file whose path comes from the user."""
 
 from __future__ import annotations
 

@@ -122,9 +122,9 @@ class Completion:
         version_spans: which version of the weights sampled each token.
         top_logprobs: the most likely tokens at each position; () if not requested.
         first_token_seconds: the time from the request to the first token; None if not measured.
-        prefilled_tokens: the number of tokens that prefill passes computed for the generation; None if not measured.
-            Tokens that were in the KV cache, or were copied within the KV cache, are not counted. If keys and values of
-            a running generation are removed, its tokens, including sampled tokens, are computed and counted again.
+        prefilled_tokens: the number of tokens that were prefilled for the generation; None if not measured. Tokens that
+            were in the KV cache, or were copied within the KV cache, are not counted. If keys and values of a running
+            generation are removed, its tokens, including sampled tokens, are prefilled and counted again.
 
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",

@@ -221,10 +221,11 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
 
 
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Convert text (one user message), or a list of messages or OpenAI-style dictionaries, to a tuple of messages.
+    """Convert ``given`` to a tuple of messages.
 
-    Bytes after the end of an image file are dropped. Raise TypeError or ValueError for an element that is not a
-    message, and InvalidInput for an image that cannot be used.
+    ``given`` is the text of one user message, or contains messages and OpenAI-style dictionaries. If a dictionary
+    contains an image, bytes after the end of the image are dropped. Raise TypeError or ValueError for an element that
+    is not a message, and InvalidInput for an image that cannot be used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]

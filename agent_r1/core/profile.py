@@ -147,9 +147,10 @@ def format_profile(profile: StepProfile, title: str) -> str:
 
 class Profiler(Protocol):
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager inside which ``part`` is active. Several threads can be inside at the same time.
+        """Return a context manager. ``part`` is active while at least one thread is in the ``with`` block.
 
-        Do not nest parts that compute, such as FORWARD, in each other.
+        Several threads can be in the ``with`` block at the same time. Do not nest parts that compute, such as FORWARD,
+        in each other.
         """
         ...
 
@@ -166,7 +167,8 @@ class StepProfiler:
     - While a validation is active, all of the time counts for the validation.
     - Tools, rewards, servers and ranks often only wait. While any other part is active, no time counts for these four.
 
-    If no part is active, CPU time counts as "other", and the rest as "waiting".
+    While no part is active, the CPU time of the process counts as "other" (at most the whole wall time). The remaining
+    wall time counts as "waiting".
 
     Work on a GPU counts for the part that waits for the result, not for the part that starts the work.
     """
@@ -209,7 +211,10 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part of a step. The part is active while a thread is inside."""
+    """A context manager that measures the time of one part of a step.
+
+    The part is active while at least one thread is in the ``with`` block.
+    """
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
         self._profiler, self._active = profiler, active

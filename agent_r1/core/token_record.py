@@ -16,7 +16,7 @@ class TokenRecord:
     Attributes:
         turn: the index of the turn in its trajectory.
         logprobs: the log-probability under the trainer's weights before the update, at the sampler's temperature. NaN
-            if not known, for example if the trainer reads the token for the first time after the weights have changed.
+            if not known, for example if the weights had already changed when the trainer first read the token.
         loss_weights: the weight in the policy loss, multiplied by the importance weight. 0 if the loss mask, or the
             algorithm's ``token_mask`` or ``rejection``, excludes the token.
         entropies: the entropy of the policy at the token, in nats, in the update's first forward pass over the token.

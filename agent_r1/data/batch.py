@@ -112,12 +112,12 @@ class TrainingBatch:
 
     @property
     def turn_rewards(self) -> Tensor:
-        """(S,) sum of each turn's rewards. The last turn of a trajectory includes the outcome reward."""
+        """(S,) for each turn, the sum of its rewards. The last turn of a trajectory includes the outcome reward."""
         return segment_sum(self.token_rewards, self.token_turn)
 
     @property
     def process_rewards(self) -> Tensor:
-        """(S,) sum of each turn's rewards, without the outcome reward."""
+        """(S,) for each turn, the sum of its rewards, without the outcome reward."""
         # the outcome reward is on the last action token of the trajectory, and so in the last turn
         outcome = torch.zeros_like(self.turn_rewards).index_put((self.last_turns,), self.outcome_rewards)
         return self.turn_rewards - outcome
@@ -175,13 +175,13 @@ class TrainingBatch:
         return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
-        """Return a batch with only the action tokens of this batch, and without ``sequences``."""
+        """Return a batch with only the action tokens. If tokens are left out, the field ``sequences`` becomes ()."""
         if bool(self.action_mask.all()):
             return self  # the usual case: the batch has no observations
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return a batch with only the tokens for which ``mask`` (N,) is true, and without ``sequences``."""
+        """Return a batch with only the tokens for which ``mask`` (N,) is true. The field ``sequences`` becomes ()."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,

@@ -32,8 +32,8 @@ class MicroBatch:
     """(B, T) position of each token: the number of earlier tokens to which the token attends, including the tokens of
     the common prefix. With causal attention, the field is None."""
     subtree_end: Tensor | None
-    """(B, T) for each token j of a row, the index after the last token that attends to token j. Only the tokens
-    j .. subtree_end[j] - 1 of the row attend to token j. With causal attention, the field is None."""
+    """(B, T) index after the last token that attends to each token. If the index for token j of a row is e, exactly the
+    tokens j .. e - 1 of the row attend to token j. With causal attention, the field is None."""
     logit_positions: Tensor
     """(n,) index of the hidden state that predicts each predicted token."""
     token_positions: Tensor
@@ -107,7 +107,8 @@ class PassPlan:
 def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing | None) -> PassPlan:
     """Return the plan for reading all sequences of ``blocks`` in micro-batches of at most ``max_tokens`` tokens.
 
-    A block stays in one micro-batch. If ``sharing`` is given, common prefixes are computed only once.
+    A block is never divided: a block with more than ``max_tokens`` tokens becomes a micro-batch of its own. If
+    ``sharing`` is given, common prefixes are computed only once.
     """
     prefix = torch.zeros(0, dtype=torch.int64)
     if sharing is not None and blocks:
@@ -117,11 +118,12 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of at most ``max_tokens`` tokens each, including padding, until all sequences are used.
+    """Yield micro-batches until all sequences are used. All sequences of a block are in the same micro-batch.
 
-    All sequences of a block are in the same micro-batch. A block with more than ``max_tokens`` tokens becomes a
-    micro-batch of its own. The share of padding in a micro-batch of several blocks stays below ``MAX_PADDING``.
-    Blocks with branches (``TokenSequence.has_branches``) never share a micro-batch with blocks without branches.
+    A micro-batch has at most ``max_tokens`` tokens, including padding. But a block with more than ``max_tokens`` tokens
+    becomes a micro-batch of its own. The share of padding in a micro-batch of several blocks stays below
+    ``MAX_PADDING``. Blocks with branches (``TokenSequence.has_branches``) never share a micro-batch with blocks without
+    branches.
 
     ``prefix`` is the length of the common prefix of all sequences. The prefix counts in ``max_tokens`` once per
     sequence.
@@ -154,11 +156,12 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of one row with at most ``max_tokens`` tokens, until all sequences are used.
+    """Yield micro-batches of one row each, until all sequences are used.
 
-    The sequences stand in the row one after the other, without padding. ``prefix`` is the length of the common prefix
-    of all sequences. A token attends only to its own sequence and to the prefix. The prefix counts in ``max_tokens``
-    once per row.
+    A row has at most ``max_tokens`` tokens. But a block with more tokens becomes a row of its own. The sequences stand
+    in the row one after the other, without padding. ``prefix`` is the length of the common prefix of all
+    sequences. A token attends only to its own sequence and to the prefix. The prefix counts in ``max_tokens`` once per
+    row.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):

@@ -60,7 +60,9 @@ def segment_first(unit: Tensor) -> Tensor:
 
 
 def index_within(unit: Tensor) -> Tensor:
-    """Return the index of each element in its unit, from 0: (N,). Units must be contiguous and not empty.
+    """Return the index of each element among the elements of its unit (turn, trajectory or group): (N,).
+
+    ``unit`` (N,) holds the index of each element's unit. Units must be contiguous and not empty.
 
     Example:
         index_within(tensor([0, 0, 1, 1, 1])) is [0, 1, 0, 1, 2]
@@ -69,9 +71,9 @@ def index_within(unit: Tensor) -> Tensor:
 
 
 def previous_within(unit: Tensor) -> Tensor:
-    """Return the index of the previous element in the same unit: (N,). The first element of a unit has -1.
+    """Return, for each element, the index of the previous element in the same unit, or -1 if there is none: (N,).
 
-    Units must be contiguous and not empty.
+    ``unit`` (N,) holds the index of each element's unit. Units must be contiguous and not empty.
 
     Example:
         previous_within(tensor([0, 0, 1, 1, 1])) is [-1, 0, -1, 2, 3]

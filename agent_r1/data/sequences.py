@@ -21,15 +21,15 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    The training batch contains n of the T tokens. These n tokens are called predicted tokens. s is the number of
-    actions.
+    n of the T tokens are called predicted tokens: the model's logits are used only for these tokens. Predicted tokens
+    are action tokens, and with some algorithms also observation tokens. s is the number of predicted actions.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
         position_ids        0 1 2 3 4 3 4   (T) number of earlier tokens to which the token attends
         subtree_end         7 7 7 5 5 7 7   (T) index after the last token that attends to the token
         token_positions     2 4 6           (n) indices of the predicted tokens 7 8 9 in the sequence
-        logit_positions     1 3 5           (n) indices in the sequence whose logits predict 7 8 9
+        logit_positions     1 3 5           (n) indices in the sequence at which the logits predict 7 8 9
         tokens              0 1 2           (n) indices of 7 8 9 in the training batch
         post_action_states  2 4 6           (s) index of each action's last token in the sequence
         turns               0 1 2           (s) index of each action's turn among all turns of the training batch
@@ -42,10 +42,10 @@ class TokenSequence:
     position_ids: Tensor
     """(T,) position of each token: the number of earlier tokens to which the token attends."""
     subtree_end: Tensor
-    """(T,) for each token j, the index after the last token that attends to token j. Exactly the tokens j ..
-    subtree_end[j] - 1 attend to token j."""
+    """(T,) index after the last token that attends to each token. If the index for token j is e, exactly the tokens
+    j .. e - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) for each predicted token, the index of the position in the sequence whose logits predict the token."""
+    """(n,) index in the sequence at which the logits predict each predicted token."""
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
@@ -63,9 +63,10 @@ class TokenSequence:
         return len(self.ids)
 
     def without_first(self, count: int) -> TokenSequence:
-        """Return the sequence without its first ``count`` tokens.
+        """Return the sequence without its first ``count`` tokens, a prefix that the model reads in a separate pass.
 
-        Call this method only if all later tokens attend to the first ``count`` tokens.
+        In the result, every token attends to the whole prefix. So call this method only if every remaining token of the
+        original sequence also attends to the whole prefix.
         """
         return replace(
             self,
@@ -144,8 +145,10 @@ def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlac
 def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
     """Return causal token sequences, for models that ignore a custom attention mask.
 
-    If no turn is continued by several turns, each chain of turns becomes one sequence. Otherwise each turn with
-    action tokens becomes a sequence of its own (:func:`pack_per_turn`).
+    A trajectory has branches if several turns continue the same turn. Without branches, each chain of turns becomes one
+    sequence. With branches, each turn with action tokens becomes a separate sequence (:func:`pack_per_turn`).
+
+    ``number`` is the index of the trajectory in the batch.
     """
     sequences = pack_prefix_tree(trajectory, number, places)
     has_branches = any(sequence.has_branches for sequence in sequences)

@@ -67,7 +67,10 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player a question, after the texts that were given to :meth:`tell`. Return the text of the answer.
+        """Ask the player a question, and return the text of the answer.
+
+        The player gets one message: the texts that were given to :meth:`tell` since the last question, and then
+        ``text``.
 
         Raises:
             PlayerDropped: the player's attempt has ended.
@@ -92,9 +95,9 @@ The function must draw random numbers only from ``rng``.
 class Match:
     """One match of a game, with one environment and one episode for each player.
 
-    ``players`` holds the environments. The caller must open and close each environment once. If the game raises an
-    exception, takes longer than ``seconds``, or does not return one finite score per player, the episodes of all
-    players fail. ``seed`` determines the game's random numbers.
+    The attribute ``players`` holds the environments. The caller must open and close each environment once. If the game
+    raises an exception, exceeds its time limit (the argument ``seconds``), or does not return one finite score per
+    player, the episodes of all players fail. ``seed`` determines the game's random numbers.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:

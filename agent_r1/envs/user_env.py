@@ -1,6 +1,6 @@
-"""``UserEnv``: an environment in which the agent talks to a user: a person, a model or a program.
+"""``UserEnv``: an environment in which the agent talks to a user: a model or a program.
 
-A user is a function of the conversation and has no state, so that an episode can be replayed.
+In equal conversations about the same task, a user must give equal replies, so that an episode can be replayed.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ def check_repository(name: str) -> None:
 def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
     """Upload a folder to the repository ``name`` (OWNER/NAME) on the hub, and return the URL of the commit.
 
-    A missing repository is created, private unless ``public``. The token is ``HF_TOKEN``, or the token that ``hf auth
-    login`` stored. Raise AgentR1Error if the upload fails. The message never contains the token.
+    If there is no such repository, a repository is created: a public repository if the argument ``public`` is True,
+    otherwise a private repository. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored. Raise
+    AgentR1Error if the upload fails. The message never contains the token.
     """
     from huggingface_hub import HfApi, get_token
 

@@ -19,7 +19,7 @@ class RequestError(Exception):
     """Raised if a request is refused or fails. ``status`` is the HTTP status of the response.
 
     Attributes:
-        code: a word for programs, such as ``context_length_exceeded``, or None.
+        code: the name of the error for use in programs, such as ``context_length_exceeded``, or None.
         param: the wrong part of the request, such as ``messages.0.content``, or None.
         can_retry: whether the same request can succeed later. If true, clients repeat the request.
     """

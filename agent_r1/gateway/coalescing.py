@@ -1,7 +1,8 @@
 """Answer a repeated request with the answer to the first request.
 
 The client libraries of OpenAI and Anthropic repeat a request after a timeout or a lost connection. If a repetition were
-sampled again, an attempt would contain turns that its agent never saw. Only failed requests are sampled again.
+sampled again, an attempt would contain turns that its agent never saw. A repeated request is sampled again if sampling
+the first answer failed or was cancelled.
 """
 
 from __future__ import annotations
@@ -149,8 +150,9 @@ class AnswerLog:
         - If there are answers that no client has received and no client waits for, return the oldest of these answers.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
         - If an earlier request with the same ``digest`` failed and was not repeated yet, return None.
-        - Otherwise, consider the answers whose attribute :attr:`PendingAnswer.num_retries` is smaller than
-          ``identity.num_retries``. Return the answer with the largest number, or None if there is no such answer.
+        - Otherwise, the candidates are the answers whose :attr:`PendingAnswer.num_retries` is smaller than
+          ``identity.num_retries``. Return the candidate with the largest :attr:`PendingAnswer.num_retries`, or None if
+          there is no candidate.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

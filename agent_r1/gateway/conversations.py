@@ -59,9 +59,9 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
     The assistant message can be the action itself, or a different message.
 
-    The caller uses the result only if ``messages`` start a new branch. Messages with the unchanged action and unchanged
-    tools usually continue the branch of the action. So, for a new branch, True usually means that the client changed
-    the action or the tools.
+    The caller uses the result only if ``messages`` start a new branch. In this case, True usually means that the client
+    changed the action or the tools: with the same action and tools, ``messages`` would continue the branch of the
+    action.
 
     Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "4" and for "2+2?", "five". The result
     is False for "3+3?", "five".

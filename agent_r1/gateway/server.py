@@ -65,7 +65,7 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """The model of an API key, and the number of its requests.
+    """The model to which an API key gives access, and the requests with this key.
 
     Attributes:
         turnstile: a semaphore that lets at most ``model.max_concurrent`` requests be read or answered at the same time.

@@ -78,8 +78,9 @@ def cache_size(
     sequence is removed, and computed again later. The sequence does not change, because prefill and decode steps give
     bit-equal keys and values.
 
-    In PyTorch, prefill and decode steps give different bits, so a sequence that is computed again would change.
-    Therefore each sequence takes the pages of a whole context from the beginning, and no running sequence is removed.
+    With the PyTorch decoder, prefill and decode steps give different bits, so a sequence that is computed again would
+    change. Therefore each sequence takes the pages for ``context`` tokens when the sequence starts, and no running
+    sequence is removed.
 
     Args:
         context: the maximum number of tokens of a sequence.

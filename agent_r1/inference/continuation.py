@@ -100,7 +100,10 @@ def join(first: Completion, more: Completion) -> Completion:
 
 
 def seed_at(seed: int, position: int) -> int:
-    """Return the seed of the request that samples the tokens from index ``position`` on: an integer below 2^63."""
+    """Return the seed of a request that continues a completion after ``position`` sampled tokens.
+
+    ``seed`` is the seed of the whole completion. The result is an integer below 2^63.
+    """
     if position == 0:
         return seed % 2**63
     digest = hashlib.sha256(f"{seed} {position}".encode()).digest()

@@ -177,7 +177,8 @@ class _CacheView:
 class DecodeCache(_CacheView):
     """The cache of a decode step: each row of ``block`` gets one new token, at the index ``block.lengths[row]``.
 
-    In each row, a layer reads the tokens with the indices 0 to ``visible`` - 1.
+    The argument ``visible`` is a number of tokens, equal for all rows. In each row, a layer reads the tokens with the
+    indices 0 to ``visible`` - 1.
     """
 
     def __init__(self, block: CacheBlock, visible: int) -> None:
@@ -212,11 +213,11 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the new tokens in a layer, without the padding.
+        """Write the new keys and values of a layer to the slots. Return the keys and values that the layer reads.
 
-        ``key`` and ``value`` have the shape (R, K, T, D), with R sequences, K key-value heads, T tokens including
-        padding, and the head size D. Return (keys, values) of the earlier and the new tokens, both with padding, each
-        (R, K, context + T, D).
+        ``key`` and ``value`` have the shape (R, K, T, D), with R sequences, K key-value heads, T new tokens and the
+        head size D. Let C be the constructor's argument ``context``. The result is (keys, values) of C earlier tokens
+        and T new tokens, each (R, K, C + T, D). T and C include padding tokens, which are not written to the slots.
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)

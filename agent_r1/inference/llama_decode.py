@@ -34,10 +34,11 @@ ROWS_MULTIPLE = 16
 would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""A function that computes the attention of one layer for N new tokens, and returns the output (N, H * D).
+"""A function that computes the attention of one layer for N new tokens.
 
-The arguments are (index of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)), with H attention heads, K
-key-value heads and the head size D. The function appends the keys and values to the KV cache of the layer.
+Let H be the number of attention heads, K the number of key-value heads, and D the head size. The arguments are (index
+of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)). The function appends the keys and values to the KV
+cache of the layer, and returns the output (N, H * D).
 """
 
 
@@ -67,7 +68,7 @@ class LlamaLayer:
 
 
 class LlamaDecoder:
-    """The decode step of a Llama-like model. Make an instance with :meth:`of`."""
+    """The decode step of a Llama-like model. Make an instance with ``LlamaDecoder.of(model)``."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         backbone: Any = model.base_model
@@ -95,11 +96,11 @@ class LlamaDecoder:
         return decoder if plain else None
 
     def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
-        """Append one token to each row of ``block``. Return the last hidden states: (R, E).
+        """Append one token to each of the R rows of ``block``. Return the last hidden states.
 
-        The output head reads the hidden states. R is the number of rows, and E is the hidden size. ``token_ids`` (R,)
-        holds the new tokens. ``mask`` (R, 1, 1, L) is added to the attention scores. Only the first L places of each
-        row of the cache are read. The caller has to increase ``block.lengths``.
+        The hidden states have the shape (R, E), with the hidden size E. ``token_ids`` (R,) holds the new tokens.
+        ``mask`` (R, 1, 1, L) is added to the attention scores. The attention reads the first L tokens of each row,
+        where L is the last dimension of ``mask``. The caller has to increase ``block.lengths``.
         """
         rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
 
@@ -115,9 +116,9 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each of the rows ``rows`` of ``block``. Return the last hidden states: (N, E).
+        """Append one token to each row of ``block`` that ``rows`` lists. Return the last hidden states.
 
-        The output head reads the hidden states. E is the hidden size. N is the length of ``rows``, rounded up to a
+        The hidden states have the shape (N, E), with the hidden size E. N is the length of ``rows``, rounded up to a
         multiple of ``ROWS_MULTIPLE``. The first states belong to ``rows``, and the added states at the end are padding.
         The caller has to increase ``block.lengths``.
         """
@@ -164,7 +165,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return True if each row of a matrix product has the same bits for every number of rows.
+        """Return True if the bits of a row of a matrix product do not depend on the number of rows in the product.
 
         The linear maps of the first layer and ``head`` are tested with random states, for up to ``rows`` rows.
         """

@@ -52,8 +52,9 @@ class PrefillShape:
     def rows(self, new: int, context: int) -> int:
         """Return the number of rows of a prefill pass.
 
-        Each row has ``new`` tokens after ``context`` cached tokens. Both counts include padding. A pass always computes
-        all of its rows, even if there are fewer sequences, so that shapes do not depend on the number of sequences.
+        ``new`` is the number of new tokens in each row, and ``context`` is the number of cached tokens before the new
+        tokens. These numbers include padding. A pass always computes all of its rows, even if there are fewer
+        sequences, so that shapes do not depend on the number of sequences.
         """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
@@ -77,8 +78,9 @@ into a processor cache."""
 LARGE_MODEL = 10_000_000
 """A model on a CPU is large if it has at least this number of parameters.
 
-The prefill passes of a large model have the sizes ``NARROW_PASS``. If possible, a decode step of a large model computes
-only the rows with a running request, not all rows of a block of the KV cache.
+The prefill passes of a large model have the sizes ``NARROW_PASS``. A block of the KV cache has several rows, with one
+sequence per row. If possible, a decode step of a large model computes only the rows whose sequence is being sampled.
+Otherwise, a decode step computes all rows of a block.
 """
 
 PROBE_TOKENS = 24

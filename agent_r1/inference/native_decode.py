@@ -2,7 +2,7 @@
 
 In PyTorch, a decode step of a small model makes about a hundred calls of operations, and the calls take longer than the
 arithmetic. In C++, a decode step is one call, and computes only the rows of the KV cache whose sequences are being
-sampled. The bits of a row depend neither on the other rows nor on the number of threads. The results differ from
+sampled. The result for a row is bitwise the same for any number of threads and any other rows. The results differ from
 PyTorch's results only by rounding errors.
 
 A prefill runs the code of a decode step for several successive tokens, and computes no logits. So a token gets the same
@@ -72,7 +72,7 @@ def wants_native(choice: DecodeStep, parameters: int) -> bool:
 
 
 class NativeDecoder:
-    """The decode step of a model, computed by one call of C++ code. Make an instance with :meth:`of`.
+    """The decode step of a model, computed by one call of C++ code. Make an instance with ``NativeDecoder.of(model)``.
 
     The C++ code reads a copy of the weights in a layout of its own. The copy is renewed when the weights have changed.
     """

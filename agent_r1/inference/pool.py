@@ -51,7 +51,10 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the server's log-probabilities differ from the trainer's in ``canary``."""
+        """Raise ReplicaError if the log-probabilities of the server differ from the log-probabilities of the trainer.
+
+        ``canary`` holds fixed prompts with the trainer's log-probabilities. Rounding errors are allowed.
+        """
         ...
 
     async def check_health(self) -> None:
@@ -292,8 +295,8 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last successful request.
-        last_answer: the time of the last answer to a request or a probe. If the server has no requests, a new request
-            sets this time to the current time.
+        last_answer: the time of the last answer to a request or a probe; or, if later, the time at which the server got
+            a request while it had no other request.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:

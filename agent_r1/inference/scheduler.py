@@ -28,8 +28,8 @@ class Request:
         shift: the position of a sampled token in the model's position encoding, minus the index of the token in the
             sequence. This difference is the same for all sampled tokens; without images, 0.
         prefilled_tokens: the number of tokens that were prefilled for this request. Tokens whose keys and values were
-            copied from another sequence in the KV cache are not counted. After the slot was emptied, or after new
-            weights, the prompt and the sampled tokens are prefilled and counted again.
+            copied from another sequence in the KV cache are not counted. The prompt and the sampled tokens are
+            prefilled and counted again if the request's slot in the KV cache is emptied, or if the weights change.
     """
 
     prompt: tuple[int, ...]
@@ -107,10 +107,11 @@ class Scheduler:
     until the session is released. So each turn of an episode usually computes only its new tokens. Equal prompts are
     computed once and copied, for example for several attempts at a task.
 
-    All slots share ``pages`` pages of memory. If a running request needs a page and no page is free, slots are emptied:
-    the slots lose their tokens and pages, but the sessions keep the slots. Slots are emptied in this order:
+    All slots share the memory, which has room for ``pages`` pages. If a running request needs a page and no page is
+    free, slots are emptied. An emptied slot loses its tokens and pages. A session keeps its emptied slot. Slots are
+    emptied in this order:
 
-    - slots without a session,
+    - slots without a session, which can still hold the tokens of a released session,
     - slots of sessions without a running request, the longest idle session first,
     - the slot of the running request that started last. This request then waits.
 

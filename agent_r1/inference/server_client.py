@@ -26,8 +26,8 @@ class ServerClient:
     ``sample_path`` is the path of the endpoint that samples tokens.
 
     Raises:
-        ReplicaError: (all methods) the server failed. Another server can take the request.
-        EngineError: (all methods) the server refuses a request to ``sample_path``, with status 400.
+        ReplicaError: (any request) the server failed. Another server can take the request.
+        EngineError: (a request to ``sample_path``) the server refuses the request with status 400.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

@@ -1,7 +1,7 @@
-"""A client of one SGLang server, which sends token ids and receives token ids with log-probabilities.
+"""A client of one SGLang server.
 
-The client uses the native API of SGLang 0.5, and was not yet tested with a real server. Three properties of SGLang
-matter here:
+The client sends token ids, and receives token ids with log-probabilities. The client uses the native API of SGLang 0.5,
+and was not yet tested with a real server. Three properties of SGLang matter here:
 
 - An answer names only one version of the weights. So an update of the weights aborts the running requests, and
   ``generate`` continues each aborted request with a new request.

@@ -40,11 +40,11 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return the token sequences that a value function has to score: one sequence for each candidate.
+    """Return the token sequences that a value function has to score.
 
-    ``start`` is the number of tokens in ``sampled``. ``draft`` begins with the tokens of ``sampled``, and new tokens
-    follow. For each new token, ``draft.top_logprobs`` lists the candidates: the most likely tokens at this index. The
-    sequence for a candidate consists of all tokens of ``draft`` before this index, and of the candidate.
+    ``draft`` begins with the tokens of ``sampled``, and new tokens follow. ``start`` is the index of the first new
+    token. For each new token, ``draft.top_logprobs`` lists candidates: the most likely tokens at the same index. The
+    result has one sequence for each candidate: the tokens of ``draft`` before this index, then the candidate.
 
     Example:
         sampled (4), start 1, tokens of the draft (4, 5, 6), candidates (5, 7) at index 1 and (6, 8) at index 2:

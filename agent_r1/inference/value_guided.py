@@ -4,14 +4,15 @@ A state s is the context and the tokens sampled so far. The letter ``a`` stands 
 pi(a | s) is the policy's probability of these tokens. V(s) is the predicted sum of the rewards after the state s.
 Q(s, a) is V of the next state: s followed by ``a``. beta is the temperature of the values. The methods are:
 
-- ``token``: single tokens are sampled from changed probabilities. The probabilities of the k most likely tokens become
-  proportional to pi(a | s) exp(Q(s, a) / beta). All other tokens keep the probability pi(a | s) (``token_guidance``).
+- ``token``: single tokens are sampled from changed probabilities (module ``token_guidance``). The probabilities of the
+  k most likely tokens become proportional to pi(a | s) exp(Q(s, a) / beta). All other tokens keep the probability
+  pi(a | s).
 - ``step``: N whole actions are sampled from pi. Then an action is chosen with a probability proportional to
   exp(Q(s, a) / beta). If beta is 0, the action with the largest Q is chosen.
 - ``smc``: N particles (beginnings of actions) are extended by a few tokens, which are sampled from pi. Each particle is
-  then weighted by exp((Q(s, a) - V(s)) / beta), and the particles are resampled (``particles``).
+  then weighted by exp((Q(s, a) - V(s)) / beta), and the particles are resampled (module ``particles``).
 
-The fourth method, ``beam``, needs the environment, and is in ``rollout.turn_beam``.
+The fourth method, ``beam``, needs the environment, and is in the module ``rollout.turn_beam``.
 """
 
 from __future__ import annotations
@@ -139,9 +140,13 @@ class ValueGuidedEngine:
     async def _best_action(
         self, prompt: Prompt, params: SamplingParams, context: ScoredTokens, session_id: str
     ) -> Completion:
-        """Sample several actions. Return action i with the probability exp(Q_i / beta) / sum_j exp(Q_j / beta).
+        """Sample several actions, predict the reward Q_i of each action i, and return one action.
 
-        Q_i is the predicted reward of action i.
+        beta is the setting ``decode.beta``. The probability that action i is returned is
+
+            exp(Q_i / beta) / sum_j exp(Q_j / beta)
+
+        If beta is 0, the action with the largest Q_i is returned.
         """
         sessions = self._sessions(session_id)
         asked = (self._candidate(params, index) for index in range(len(sessions)))
@@ -156,7 +161,7 @@ class ValueGuidedEngine:
         """Return an action that sequential Monte Carlo has sampled.
 
         Each extension multiplies the weight of a particle (an unfinished action) by exp((new value - old value) /
-        beta).
+        beta). beta is the setting ``decode.beta``.
         """
         rng, sessions = random.Random(seed_at(params.seed, CHOICE)), self._sessions(session_id)
 

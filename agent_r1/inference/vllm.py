@@ -1,7 +1,7 @@
-"""A client of one vLLM server, which sends token ids and receives token ids with log-probabilities.
+"""A client of one vLLM server.
 
-Weights go to the server through folders. The server must be vLLM 0.32 or newer, with the options in
-``inference/vllm_options.py``.
+The client sends token ids, and receives token ids with log-probabilities. Weights go to the server through folders. The
+server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``.
 """
 
 from __future__ import annotations

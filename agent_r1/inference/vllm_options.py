@@ -19,8 +19,8 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for the option --max-lora-rank."""
 
 NO_ADAPTERS = "--no-enable-lora"
-"""An option of vLLM that a user can give. The servers then accept no adapter, and each adapter is merged into the
-weights that the servers load."""
+"""An option of vLLM. If the user gives this option, the servers do not load adapters. Instead, the adapter is merged
+into the weights, and the servers load the merged weights."""
 
 KEPT_ADAPTERS = 2
 """The number of adapters that a server keeps: the newest adapter and the adapter before it, which older requests still

@@ -27,8 +27,8 @@ class LoraConfig(BaseModel):
     """Strength of the adapter: the product of its matrices is multiplied by alpha / rank."""
 
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
-    """Names of the linear layers that get an adapter, separated by commas: q_proj,v_proj. all-linear: all except the
-    head."""
+    """Names of the linear layers that get an adapter, separated by commas, such as q_proj,v_proj. The name all-linear
+    stands for all linear layers except the head."""
 
     dropout: float = 0.0
     """Dropout of the adapter. Only 0 (off) is accepted: with dropout, trainer and engine would compute different

@@ -176,7 +176,7 @@ def hidden_states(
 def _pad_row(
     ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of :func:`hidden_states` for a single row, padded on the right to ``padded_length``.
+    """Return the arguments of :func:`hidden_states` for a row of T tokens, padded on the right to ``padded_length(T)``.
 
     No token of the row attends to the padding. Without padding here, each linear layer would pad its inputs for oneDNN.
     """

@@ -34,8 +34,8 @@ LOGIT_TOLERANCE = 1e-6
 largest absolute logit."""
 
 _SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
-"""Names of sizes in config.json. In a complete model, the number of bytes of the weights is at least as large as each
-of these sizes."""
+"""Names of sizes in config.json that are compared with the number of bytes of the weights. A size above this number is
+wrong, or weights are missing."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")

@@ -52,7 +52,7 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands that install the package, and the libraries that :attr:`convert` needs.
+        """The shell commands for installing the package and the libraries that :attr:`convert` needs.
 
         The dependencies of the package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
         :attr:`convert` reads only the model's file in the package.

@@ -1,4 +1,4 @@
-"""The memory of forward and backward passes, measured in passes over fake tensors: shapes without data."""
+"""The memory of forward and backward passes. The passes run on fake tensors, which have a shape but no data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_ADAPTER = LoraConfig()
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """A forward and backward pass over ``rows`` sequences of ``length`` tokens.
+    """A forward and backward pass over sequences of equal length.
 
     Attributes:
         settings: the model's configuration as JSON.
@@ -38,6 +38,8 @@ class PassShape:
         with_critic: whether the pass also trains a critic, which has the size of the model.
         with_mask: whether sequences can hold branches with a common prefix, so that attention needs a mask.
         lora: the adapter that the pass trains; with rank 0, all weights are trained.
+        rows: the number of sequences.
+        length: the number of tokens in each sequence.
     """
 
     model_type: type[PreTrainedModel]

@@ -29,10 +29,11 @@ class SoftmaxScores(NamedTuple):
 def softmax_scores(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
 ) -> SoftmaxScores:
-    """Return the log-probabilities of the target tokens (N, m), and the entropies, for hidden states (N, H).
+    """Return the log-probabilities (N, m) of m target tokens at each of N positions, and the entropies (N,).
 
-    ``head`` computes the logits (N, V). Log-probabilities are log-softmax(logits / temperature), in fp32 or a more
-    precise type. Entropies have a gradient only if ``entropy_gradient`` is true.
+    ``hidden`` (N, H) holds the hidden states, and ``targets`` (N, m) holds the target tokens. ``head`` computes the
+    logits (N, V). Log-probabilities are log-softmax(logits / temperature), in fp32 or a more precise type. Entropies
+    have a gradient only if ``entropy_gradient`` is true.
 
     This function overwrites the logits. So the backward pass of ``head`` must not read the logits, and the backward
     pass of this function can run only once.

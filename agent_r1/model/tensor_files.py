@@ -21,8 +21,9 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""A key in the header of a tensor file. Its JSON value says which rows of each tensor are in the file: {"name of a
-tensor": [index of the first row in the file, number of rows of the whole tensor]}."""
+"""A key in the header of a tensor file. Its JSON value describes the tensors of which the file holds only some
+successive rows: {"name of a tensor": [first, total]}. The first of these rows has the index ``first`` in the whole
+tensor, and the whole tensor has ``total`` rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

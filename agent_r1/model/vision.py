@@ -1,6 +1,6 @@
-"""Models that read images: pixels, features in place of placeholder tokens, and three positions for each token.
+"""Models that read images: pixels, features that replace placeholder tokens, and three positions for each token.
 
-A vision tower computes features of an image. A text decoder reads each feature in place of the embedding of a
+A vision tower computes features of an image. A text decoder reads each feature instead of the embedding of a
 placeholder token.
 
 Models of the Qwen-VL family give each token three positions (time, height, width), which are equal for text tokens. The
@@ -89,10 +89,11 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The number of positions that the image takes up, minus the number of its features: 0 or negative.
+        """The shift of the positions of later tokens that the image causes: 0 or negative.
 
-        Usually, each feature takes up one position. If the model gives each token three positions (time, height,
-        width), an image with h rows and w columns of features takes up max(h, w) positions instead of h * w.
+        Usually, an image with k features increases the position of the next token by k, and the shift is 0. If each
+        token has three positions (time, height, width), an image with h rows and w columns of features increases the
+        three positions of the next token by max(h, w) instead of h * w. Then the shift is max(h, w) - h * w.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -113,9 +114,10 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text of an image in a prompt. The text is the same as in transformers.
+        """Return the text that stands for ``image`` in a prompt, as in the library transformers.
 
-        The text has a placeholder for each feature. For the model types ``TILE_MODELS``, the text also marks the tiles.
+        The text has one placeholder for each feature of the image. For the model types ``TILE_MODELS``, the text also
+        marks the tiles.
         """
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
@@ -259,8 +261,8 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
             tokens of text.
         images: the images, in the order of their features.
         first: (B,) one number for each row. If the first token of the row is text, the number is the position of this
-            token. If the row begins inside an image, with feature i of the image, the number is p + i. p is the
-            position of feature 0: its three positions are equal.
+            token. If the first token is feature i of an image, the number is i plus the position of feature 0 of the
+            image. The three positions of feature 0 are equal.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

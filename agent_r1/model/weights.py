@@ -46,8 +46,9 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 def compute_float32_logits(model: PreTrainedModel) -> None:
     """Make the output layer of ``model`` compute logits in float32 while the model is on a CPU.
 
-    The weights of the layer keep their data type, and are converted during the computation. On a GPU, nothing changes.
-    An output layer that is not a plain linear layer does not change either.
+    The weights of the layer keep their data type, and are converted during the computation. On a GPU, the layer
+    computes as before: float32 may be slow there, which was not measured. An output layer that is not a plain linear
+    layer is not changed.
 
     In bfloat16, logits between 16 and 32 would be rounded to multiples of 0.125. Sampler and trainer round differently,
     so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585).
@@ -67,7 +68,7 @@ In float32, this number of weights takes 2 MiB, which fits into the cache of a p
 class Float32Head(nn.Linear):
     """A linear layer that computes in float32 on a CPU, whatever the data types of its weights and inputs are.
 
-    On a GPU, it computes like an ordinary linear layer, because the cost of float32 on a GPU was not measured.
+    On a GPU, the layer computes like an ordinary linear layer: float32 may be slow there, which was not measured.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class MixedPrecision(Generic[M]):
     compute: M
 
     def refresh(self) -> None:
-        """Copy the parameters of the module ``weights`` to the module ``compute``.
+        """Copy the parameters of ``self.weights`` to ``self.compute``.
 
         Call this method after each change of the weights.
         """
@@ -112,7 +113,7 @@ class MixedPrecision(Generic[M]):
                     own.copy_(weight)
 
     def clear_gradients(self) -> None:
-        """Set all gradients of the module ``compute`` to None. Call this method after an interrupted backward pass."""
+        """Set every gradient of ``self.compute`` to None. Call this method after an interrupted backward pass."""
         self.compute.zero_grad(set_to_none=True)
 
 

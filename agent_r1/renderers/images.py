@@ -102,7 +102,7 @@ class PromptEncoder:
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Return ``marked``, in which each mark is replaced by a placeholder, such as ``<|image_pad|>``.
+        """Replace each mark in the text ``marked`` by a placeholder, such as ``<|image_pad|>``, and return the result.
 
         A mark is a random text that stands for an image.
         """

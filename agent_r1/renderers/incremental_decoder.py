@@ -38,8 +38,8 @@ class IncrementalDecoder:
         """Add tokens, and return the text that becomes final.
 
         If the last character is complete, no token stays pending. If the last character is incomplete, all tokens stay
-        pending and the result is "". Exception: if more than ``MAX_PENDING`` tokens are pending, only the last few of
-        them stay pending, and the result is the text of the other tokens.
+        pending and the result is "". But if these are more than ``MAX_PENDING`` tokens, only the last few of them stay
+        pending, and the result is the text of the other tokens.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)

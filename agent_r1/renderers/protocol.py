@@ -58,7 +58,7 @@ class Renderer(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an action. The first token is the end token that the template writes."""
+        """The tokens that end an action, beginning with the end token that the template writes."""
         ...
 
     def stop_condition(self, tools: tuple[ToolSpec, ...]) -> StopCondition | None:
@@ -118,7 +118,7 @@ class Renderer(Protocol):
         ...
 
     def call_ends(self, action_ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> tuple[int, ...]:
-        """Return, for each call of an action, the index in ``action_ids`` of the token that completes the call."""
+        """Return, for each tool call in an action, the index in ``action_ids`` of the token that completes the call."""
         ...
 
     def action_length(self, sampled_ids: tuple[int, ...], tools: tuple[ToolSpec, ...]) -> int:

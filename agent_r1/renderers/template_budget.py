@@ -178,10 +178,10 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the approximate length of a nested container as text, or the number of its values.
+    """Return approximately how many characters the text of a nested container has.
 
     ``characters`` is the number of characters that each value needs for quotes and commas. If ``characters`` is 0,
-    return the number of values instead of the length. Counting stops at ``limit``.
+    return the number of values in the container instead. Counting stops at ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

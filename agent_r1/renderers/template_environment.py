@@ -78,7 +78,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def syntax_tree(self, source: str) -> nodes.Template:
         """Return the syntax tree of the template ``source``, as jinja2 parses the template.
 
-        To count the work of a render, this environment adds filters to the tree. This method does not add them.
+        The tree does not have the filters that count the work of a render. The environment adds these filters only when
+        it compiles a template.
         """
         return super()._parse(source, None, None)
 

@@ -42,7 +42,7 @@ _LOOP_VALUES = frozenset({
     "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0",
 })
 _LOOP_CALLS = frozenset({"changed", "cycle"})
-"""The methods of ``loop`` that :class:`_Proof` accepts, except in the loop over the messages."""
+"""The methods of ``loop`` that :class:`_Proof` accepts. For the loop over the messages, no method is accepted."""
 # fmt: on
 
 _UNKNOWN_EXPRESSIONS = (

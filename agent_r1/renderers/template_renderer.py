@@ -133,8 +133,9 @@ class TemplateRenderer:
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
         """Return the text that the template writes for a conversation.
 
-        With ``add_generation_prompt``, the text ends with the header of the assistant's next message. If the template
-        does not describe the tools, a system message with the tool instructions of the format is added.
+        If ``add_generation_prompt`` is true, the text ends with the header of the assistant's next message. If the
+        template does not describe the tools, the instructions of the renderer's tool format are added to the system
+        message, or as a new system message.
         """
         return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
 

@@ -81,7 +81,8 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests at the same time."""
 
     cache: Path = Path("~/.cache/agent-r1/judge")
-    """Folder in which answers are kept. An equal request gets its answer from this folder."""
+    """Folder in which the judge's grades are kept. If the folder has the grades for an equal earlier request, a request
+    is not sent."""
 
 
 def load_judge(file: Path) -> JudgeConfig:
@@ -218,7 +219,8 @@ async def _read_response(response: httpx.Response) -> str | _Failure:
 def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
     """Return the grades in ``text``, or the reason of a failure.
 
-    The first JSON object with the key ``scores`` must have ``count`` numbers from 0 to 1.
+    In the first JSON object with the key ``scores``, the value of this key must be a list of numbers from 0 to 1.
+    ``count`` is the required length of the list.
 
     Example:
         >>> parse_grades('Sure: {"scores": [0.2, 1]}', 2)

@@ -27,8 +27,8 @@ async def play_game(
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
     The score of a player is the reward of the player's trajectory, with the name "return". A player's episode begins
-    with ``task.messages`` and the first question of the game to the player. A player without a question has a score but
-    no turns.
+    with ``task.messages`` and the first question of the game to the player. If the game asks a player no question, the
+    player has a score but no turns.
 
     If the game fails or takes more than ``seconds``, no trajectory has a reward, and each trajectory whose status
     allows training gets the status REWARD_FAILED.
@@ -62,7 +62,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return ``trajectory``. For a player without a question, the status ENVIRONMENT_FAILED becomes COMPLETED."""
+    """Return ``trajectory``. If the game asked the player nothing, the status ENVIRONMENT_FAILED becomes COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -18,8 +18,8 @@ class StalenessController:
     DAPO, arXiv:2503.14476), but at most ``(1 + refill) * groups_per_step`` groups in total. ``groups_wanted`` is the
     number of groups that the current step takes, as far as known now.
 
-    A group is allowed to start as soon as one thing is certain: the current step, or one of the next ``max_staleness``
-    steps, takes the group. So no group is sampled in vain.
+    A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
+    steps, takes the group. So each group that starts is taken by a step.
 
     Example: a run has 4 groups per step, ``max_staleness`` 0 and ``refill`` 1. Groups 0 to 3 start immediately. If
     the filters keep no attempt of group 2, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.

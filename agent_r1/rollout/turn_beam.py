@@ -78,8 +78,8 @@ class RepeatingEngine:
         repeated: the number of recorded actions that were returned so far.
         state: all tokens of the conversation so far.
         is_sampled: whether the new action was sampled.
-        goes_on: whether the agent loop requested an action after the new action, so that a later attempt can continue
-            the conversation.
+        goes_on: whether the agent loop requested an action after the new action. If so, the conversation has not ended,
+            and a later attempt can continue the conversation.
     """
 
     engine: InferenceEngine

@@ -53,9 +53,9 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def validate_transition(given: object) -> Transition:
-    """Return the result of an environment's step (``given``) as a valid Transition with float rewards.
+    """Return ``given``, the result of an environment's step, as a valid Transition with float rewards.
 
-    Raise TypeError if a value in the result cannot be shown to a policy, used for training, or stored.
+    Raise TypeError if a value in ``given`` cannot be shown to a policy, used for training, or stored.
     """
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
@@ -76,7 +76,7 @@ def validate_transition(given: object) -> Transition:
 
 
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
-    """Return the messages of an environment (``given``) as valid Messages. OpenAI-style dictionaries are converted.
+    """Return ``given``, the messages of an environment, as valid Messages. OpenAI-style dictionaries are converted.
 
     Raise TypeError if an element is not a message, or has a value of a wrong type.
     """
@@ -95,7 +95,7 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return the rewards of one trajectory (``given``, by name) as valid Rewards.
+    """Return ``given``, the rewards of one trajectory by name, as valid Rewards.
 
     Numbers become floats, and tuples of numbers become tuples of floats. None stays None. An object of the class
     Unscored (a scorer could not compute the reward) becomes None. Raise TypeError for a value of any other type.

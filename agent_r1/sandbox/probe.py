@@ -24,9 +24,10 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 
 
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
-    """Return the isolation layers that work on this machine; no layers for the level ``none``.
+    """Test the isolation layers on this machine, and return the layers that work.
 
-    The machine is probed once per process.
+    Only the cgroup layer may fail. A successful test is not repeated in the same process. For the level ``none``, no
+    layer is tested, and the result is empty.
 
     Raises:
         InvalidInput: a program or a package is missing, a folder in ``config.packages`` does not exist, or a layer
@@ -61,9 +62,10 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Start a process that is isolated by ``layers``, and attack all layers that exist. Return the broken layers.
+    """Attack every isolation layer from a process that is isolated by ``layers``. Return the broken layers.
 
-    A layer that is not in ``layers`` is attacked too. If the attack succeeds, the layer is in the result.
+    All members of :class:`IsolationLayer` are attacked, also members that are not in ``layers``. A layer is broken if
+    the attack succeeds.
 
     Raise InvalidInput if the probe does not run to its end.
     """

@@ -130,7 +130,7 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request. After the first request, wait until the worker has started.
+        """Send a request to the worker. If the request is the first one, also wait until the worker has started.
 
         Return None, or the reason if the worker does not start.
         """

@@ -23,9 +23,10 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return "none: nothing" if this process has a sandbox of the level "none"; otherwise return the value None.
+    """Return :attr:`Sandbox.isolation` of a sandbox of this process that does not isolate programs.
 
-    "none: nothing" is the text :attr:`Sandbox.isolation` of such a sandbox.
+    Such a sandbox has the level "none", and the returned text is "none: nothing". Return None if this process has no
+    such sandbox.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

@@ -186,10 +186,10 @@ def last_closed_row(files: RunFiles) -> int:
 
 
 def missing_seals(connection: sqlite3.Connection, files: RunFiles) -> Iterator[str]:
-    """Yield a warning if the run is complete, but the seal of its last row is in no file outside the database.
+    """Yield a warning if the run is complete, but no file outside the database has the seal of the last row.
 
-    The seal of a row is a hash of this row and all earlier rows. The files with seals are ``seal.json`` and the
-    manifests of the checkpoints and of the model.
+    The seal of a database row is a hash of this row and all earlier rows. The files that can have seals are
+    ``seal.json`` and the manifests of the checkpoints and of the model.
     """
     rows = read_head(connection).row - last_closed_row(files)
     if rows and _is_complete(connection):  # only a warning: a run that is killed at its very end leaves no seal file

@@ -52,7 +52,7 @@ class Seal(NamedTuple):
 
 
 START = Seal(0, bytes(SEAL_BYTES))
-"""The previous seal of the first row."""
+"""The seal of a ledger without rows. The seal of the first row is computed from this seal."""
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:

@@ -21,14 +21,14 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a run. If the database is damaged, all counts are 0.
+    """The result of verifying a run. If the database is damaged, ``attempts`` is empty, and the other counts are 0.
 
     The seal of a row is a hash of the row and all earlier rows. Some seals are also stored in files outside the
     database: in ``seal.json`` and in the manifests of checkpoints and of the model.
 
     Attributes:
-        attempts: the number of trained, dropped, superseded and pending attempts. A superseded attempt became invalid
-            when the run was resumed. A pending attempt is neither trained nor dropped yet.
+        attempts: four numbers of attempts, with the keys "trained", "dropped", "superseded" and "pending". A superseded
+            attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
         rows: the number of rows in the database.
         not_closed: the number of newest rows that no seal outside the database covers. If there are violations, this
             number is 0.
@@ -96,7 +96,11 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line if there are violations: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"."""
+    """Yield one line if there are offenders: the name, the first offender, and the number of the other offenders.
+
+    Example:
+        For the name "turns" and five offenders: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"
+    """
     found: list[str] = []
     try:
         found.extend(offenders)

@@ -53,7 +53,7 @@ SPLITS: Mapping[str, tuple[Kind, ...]] = {
     **{kind: (kind,) for kind in KINDS},
     "shuffled-images": KINDS,
 }
-"""The kinds of questions of each split. The questions of a split repeat the kinds of the split in order.
+"""The kinds of questions of each split. The kinds are used in turn.
 
 In ``train``, for example, the questions have the kinds "color", "place", "turned", "color", "place", "turned", ..
 

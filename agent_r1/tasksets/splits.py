@@ -127,15 +127,15 @@ def divide(questions: Sequence[Question], source: Path) -> Splits[Question]:
 def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Question]:
     """Return the questions of each split of a data set on the hub.
 
-    If the data set has one split, or ``data`` names one (``hf:NAME@SPLIT``), :func:`divide` divides this split.
-    Otherwise, the questions come from two splits of the data set:
+    If the data set has only one split, or ``data`` names a split (``hf:NAME@SPLIT``), :func:`divide` divides this
+    split. Otherwise, the questions come from two splits of the data set:
 
     - The test questions are the first split in ``tested`` that exists.
-    - The validation questions are a tenth of the split ``train``, but at most 128 questions.
+    - From the split ``train``, the questions that are also test questions are left out. The validation questions are a
+      tenth of the others, but at most 128 questions.
     - The training questions are the rest of the split ``train``.
 
-    Test questions are left out of validation and training. Raises InvalidInput if the data set has no split ``train``,
-    or none of the splits in ``tested``.
+    Raises InvalidInput if the data set has no split ``train``, or none of the splits in ``tested``.
     """
     name = hub_name(data)
     there = hub_splits(name)

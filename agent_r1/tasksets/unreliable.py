@@ -125,9 +125,10 @@ async def search(query: str, task: Task, resources: Resources) -> str:
 
 
 def edition(task: Task, title: str, nth: int) -> str:
-    """Return what the ``nth`` search for a page in an episode finds: the text of the true page or an outdated edition.
+    """Return the text that a search for a page finds: the text of the true page or of an outdated edition.
 
-    ``title`` is the title of the page. ``nth`` is 1 for the first search. Raises ConnectionError if the search fails.
+    ``title`` is the title of the page. ``nth`` is the number of the search: in an episode, the searches for this page
+    are numbered from 1. Raises ConnectionError if the search fails.
     """
     match search_outcome(task, title, nth):
         case "failed":
@@ -139,8 +140,10 @@ def edition(task: Task, title: str, nth: int) -> str:
 
 
 def search_outcome(task: Task, title: str, nth: int) -> Fortune:
-    """Return the outcome of the ``nth`` search (from 1) for a page: "failed", "old" (outdated edition) or "fresh" (true
-    page).
+    """Return the outcome of a search for a page: "failed", "old" (outdated edition) or "fresh" (true page).
+
+    ``title`` is the title of the page. ``nth`` is the number of the search: in an episode, the searches for this page
+    are numbered from 1.
     """
     if nth == _surely_fresh(task, title, nth):
         return "fresh"
@@ -154,9 +157,9 @@ def search_outcome(task: Task, title: str, nth: int) -> Fortune:
 def _surely_fresh(task: Task, title: str, nth: int) -> int:
     """Return the number of a search that is certain to return the true page.
 
-    The searches for a page are numbered from 1, and every three searches form a block (see ``FRESH``). One search of
-    each block is certain to return the true page. Return the number of this search for the block that contains the
-    search with the number ``nth``.
+    The searches for a page are numbered from 1, and every three searches form a block (see ``FRESH``). In each block,
+    one search is certain to return the true page. The argument ``nth`` is the number of any search. The result is the
+    number of the certain search in the same block.
 
     Example:
         4, 5 or 6 if ``nth`` is 5, because the searches 4 to 6 are one block

@@ -38,7 +38,7 @@ class _Queue:
 class CallBatcher:
     """A batcher, which collects the calls of one tool and executes them in batches, one batch at a time.
 
-    Calls that arrive while a batch is running wait for the next batch. A batch has at most ``MAX_BATCH`` calls.
+    Calls that arrive while a batch is running wait for a later batch. A batch has at most ``MAX_BATCH`` calls.
     """
 
     def __init__(self, batch: BatchFunction) -> None:
@@ -46,9 +46,10 @@ class CallBatcher:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Add a call to the next batch. Return the outcome of the call when this batch has run.
+        """Add a call to the waiting calls. Return the outcome of the call when its batch has run.
 
-        A batch is sorted by ``order``. Its time limit is the largest ``timeout`` of its calls, in seconds.
+        ``order`` is the sort key of the call. The first ``MAX_BATCH`` waiting calls, sorted by key, are the next batch.
+        The time limit of a batch is the largest ``timeout`` of its calls, in seconds.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())

@@ -85,7 +85,7 @@ class ModelSet:
 
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each of the N tokens of the batch: (N, k).
+        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k).
 
         k is the smallest of three numbers: ``count``, the policy's vocabulary size, the teacher's vocabulary size.
         """
@@ -317,9 +317,9 @@ def _token_outputs(
 ) -> TokenOutputs:
     """Return the models' outputs for the n tokens of a micro-batch.
 
-    If all sequences share their first tokens (the prefix), these tokens are not in the micro-batch. ``prefixes`` holds
-    the keys and values that each model has computed for the prefix: the entry "policy" for the policy, the entry
-    "critic" for the critic. Without the entry "critic", the critic is not run.
+    The prefix consists of the first tokens that all sequences share. The prefix is not in the micro-batch, and may be
+    empty. ``prefixes["policy"]`` holds the keys and values that the policy has computed for the prefix. If the critic
+    is to be run, ``prefixes["critic"]`` holds the keys and values of the critic.
     """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs

@@ -135,10 +135,11 @@ class Trainer(Protocol):
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the k tokens that the teacher finds most likely in the place of each of the batch's N tokens: (N, k).
+        """Return the teacher's k most likely tokens at the position of each token in the batch.
 
-        k is ``count``, but at most the vocabulary size of the policy and of the teacher. Only tokens of the policy's
-        vocabulary are returned.
+        The tensors of the result have the shape (N, k), for the batch's N tokens. k is the smallest of three numbers:
+        ``count``, the policy's vocabulary size, the teacher's vocabulary size. Only tokens of the policy's vocabulary
+        are returned.
         """
         ...
 

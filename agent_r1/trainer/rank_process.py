@@ -141,7 +141,7 @@ def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) ->
 
 
 def find_interface(host: str) -> str:
-    """Return the name of the network interface that has the IPv4 address ``host``, such as "lo".
+    """Return the name, such as "lo", of the network interface that has the IPv4 address ``host``.
 
     Raise InvalidInput if no interface of this machine has the address.
     """

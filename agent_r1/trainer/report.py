@@ -39,14 +39,17 @@ class OptimizerStep:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The outcome of an attempt that was trained. ``advantage_sum`` is the sum of the advantages of its tokens."""
+    """The outcome of an attempt that was used for training.
+
+    ``advantage_sum`` is the sum of the advantages of the attempt's tokens.
+    """
 
     attempt: AttemptId
     advantage_sum: float
 
 
 Outcome = Trained | Excluded
-"""What an update did with an attempt: the attempt was trained, or excluded for a reason."""
+"""What an update did with an attempt: the attempt was used for training, or excluded for a reason."""
 
 
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
@@ -73,7 +76,7 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     - ``reward``: mean reward of the trainable attempts, including filtered attempts; NaN if no attempt is trainable.
     - ``reward_spread``: mean over the groups of the standard deviation of the rewards within a group.
     - ``constant_groups``: share of the groups in which all rewards are equal.
-    - ``failed``: number of attempts that cannot be trained.
+    - ``failed``: number of attempts that cannot be used for training.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.
 
     ``reward_spread`` and ``constant_groups`` leave out groups with fewer than two trainable attempts. If no group
@@ -167,11 +170,11 @@ def first_entropies(prepared: PreparedBatch, passes: Sequence[PassStats]) -> Ten
 
 
 def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of n tokens under the policy before the update.
+    """Return the log-probabilities of tokens of the batch under the policy before the update.
 
-    The result is a pair of tensors (n,): the indices of the tokens in the batch, and the log-probabilities. If an extra
-    pass read the batch before the update, the n tokens are all tokens of the batch. Otherwise, the n tokens are the
-    tokens of ``first``, the first pass of the update.
+    If an extra pass read the batch before the update, the result contains all tokens of the batch. Otherwise, the
+    result contains the tokens of ``first``, the first pass of the update. The result is a pair of tensors (n,): the
+    indices of the n tokens in the batch, and the log-probabilities of these tokens.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
@@ -226,8 +229,8 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
     An attempt is ``Trained`` if both conditions hold:
 
     - At least one token of the attempt has a policy loss.
-    - An optimizer step that used the attempt was applied. It must be a step of the policy, unless ``steps`` has only
-      steps of the critic.
+    - At least one optimizer step with the attempt was applied, and not skipped. Only steps of the policy count, unless
+      ``steps`` has only steps of the critic.
 
     ``without_loss`` is the reason for an attempt that does not meet the first condition, unless the batch already has a
     reason for the attempt (``loss_excluded``).

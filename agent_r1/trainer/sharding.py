@@ -81,9 +81,9 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
     """Divide the weights of ``module`` among the ranks. Submodules that are already divided are left out.
 
-    FSDP gathers these weights together when the module runs. If ``dtype`` is "float32", the module computes in the data
-    type of the weights, and gradients are summed in this data type. With any other ``dtype``, the module computes in
-    ``dtype``, and gradients are summed in float32.
+    FSDP gathers these weights together when the module runs. If ``dtype`` is "float32", no data type is converted: the
+    module computes in the data type of its weights, and gradients are summed in this data type. With any other
+    ``dtype``, the module computes in ``dtype``, and gradients are summed in float32.
     """
     policy = MixedPrecisionPolicy()
     if dtype != "float32":

@@ -328,8 +328,8 @@ def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> Mixed
     """Return the reference policy, whose weights get no gradient.
 
     If ``model`` has an adapter, the reference is ``model`` without the adapter. Otherwise the reference is a copy of
-    ``model``, and computes in ``dtype``. The weights of the copy are in float32 if ``changes`` is True; otherwise they
-    are in ``dtype``.
+    ``model``, and computes in ``dtype``. If the algorithm changes the weights of the copy during the run (``changes``),
+    these weights are in float32. Otherwise they are in ``dtype``.
 
     Args:
         changes: whether the algorithm changes the weights of the reference during the run.

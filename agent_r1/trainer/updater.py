@@ -279,7 +279,7 @@ class PolicyUpdater:
         follow the steps of the policy. A module without a gradient takes no step, because momentum would change its
         weights.
 
-        Minibatches are random sets of whole trajectories, without the trajectories that contribute to no gradient.
+        Minibatches are random sets of whole trajectories. Only trajectories that contribute to a gradient are used.
         """
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module

@@ -92,7 +92,8 @@ class Trainer:
         agent: an agent program (``docs/gateway.md``): a function of base URL, API key and task, or "FILE.py:NAME".
         callbacks: functions that take the :class:`StepReport` of each step. An exception stops the run.
         progress: the display of the progress, on stderr by default.
-        placement: functions that make the engine and the trainer. By default, the settings determine both.
+        placement: functions that make the inference engine and the object that updates the weights. By default, the
+            settings determine these functions.
         settings: fields of :class:`~agent_r1.training.config.TrainConfig`, for example ``steps=20,
             trainer={"learning_rate": 1e-5}``.
 

@@ -58,7 +58,9 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return two events if the implementation of decode steps or updates has changed; () otherwise.
+    """Return two events if ``now`` and ``before`` differ; () otherwise.
+
+    ``now`` and ``before`` name implementations of the decode steps, or implementations of the updates.
 
     - The first event has the kind ``kind``. Its text is the name of the new implementation.
     - The second event warns that results differ in their last bits. Its text begins with ``report``.

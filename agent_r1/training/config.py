@@ -332,7 +332,10 @@ class TrainConfig(TrainSettings):
 
 
 class EvalConfig(GuidedConfig):
-    """Settings of an evaluation: its table has a row for each baseline, the model, and the trained agent of a run."""
+    """Settings of an evaluation.
+
+    The result table has one row for each baseline, one row for the model, and one row for the trained agent of a run.
+    """
 
     section: ClassVar[str] = "Evaluation"
 

@@ -108,7 +108,11 @@ def with_temperature(agent: Agent, temperature: float) -> Agent:
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return the environment of ``method`` for ``split``. A baseline can have one environment for all splits."""
+    """Return the environment of ``method`` for the tasks of ``split``.
+
+    If ``method`` uses the environment of ``taskset``, return the environment that ``taskset`` has for ``split``.
+    Otherwise return ``method.env``, which is the same for all splits.
+    """
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 

@@ -18,10 +18,10 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
 
 ROUNDING = 1e-3
-"""An upper bound of the difference between the log-probabilities of a token in trainer and engine: |log(pi / mu)|.
+"""An upper bound of the difference between the log-probabilities of a token in trainer and engine.
 
-The token has the probability pi in the trainer, and mu in the engine. The bound holds if trainer and engine have equal
-float32 weights.
+The bound holds if trainer and engine have equal float32 weights. If pi is the probability of the token in the trainer,
+and mu its probability in the engine, then |log(pi / mu)| is at most this number.
 """
 
 TOLERANCE = 10 * ROUNDING
@@ -74,8 +74,10 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect because the advantage is always 0, or because every importance ratio is
-    1."""
+    """Yield the settings that have no effect if the advantage is always 0, or if every importance ratio is 1.
+
+    If neither condition holds under ``config``, nothing is yielded.
+    """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
     if isinstance(algorithm.advantage, Zero) and not loss.regularizes:
@@ -103,7 +105,10 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect because engine and trainer have equal log-probabilities."""
+    """Yield the settings that have no effect if engine and trainer have equal log-probabilities.
+
+    If the log-probabilities can differ under ``config``, nothing is yielded.
+    """
     algorithm = config.algorithm
     if not _samples_match(config):
         return

@@ -73,8 +73,8 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that a run needs to train ``model``, with the largest micro-batches that fit.
 
-    The size of the micro-batches is ``trainer.micro_tokens``. If the run does not fit, the size is halved repeatedly,
-    but not below ``context`` tokens. A model on the device "meta" stands for a model on a GPU.
+    At first, the size of the micro-batches is ``trainer.micro_tokens``. As long as the run does not fit, the size is
+    halved, but not below ``context`` tokens. A model on the device "meta" stands for a model on a GPU.
 
     ``context`` is the maximum number of tokens in a sequence. ``available`` is the free memory in bytes, after the
     weights of ``model`` were loaded.

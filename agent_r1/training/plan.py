@@ -36,7 +36,8 @@ STEPS, RECORDED_STEPS = 6, 24
 """:func:`plan_cluster` simulates ``STEPS`` steps. :func:`plan_recorded` simulates ``RECORDED_STEPS`` steps."""
 
 MAX_ENGINES = 8
-"""The largest number of simulated engines. For more engines, a part of the engines and of the attempts is simulated."""
+"""The largest number of simulated engines. If a run has more engines, only ``MAX_ENGINES`` engines and the same share
+of the attempts are simulated."""
 
 USABLE_MEMORY = 0.9
 
@@ -101,7 +102,8 @@ def render_plan(plan: Plan) -> Lines:
 def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
     """Return how long a training step with the settings ``config`` will take on the machine that recorded ``runs``.
 
-    The costs are measured in all recorded runs. The simulated attempts are drawn from the first recorded run.
+    The training step is simulated. All of ``runs`` determine the cost of each operation in the simulation. The attempts
+    in the simulation are drawn from ``runs[0]``.
     """
     cluster = slower(measure_cluster(runs, config.clock), config.load)
     groups = _draw_groups(config, RECORDED_STEPS * config.groups_per_step, runs[0].groups)
@@ -169,8 +171,8 @@ def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
     """Return a copy of ``config`` for a trainer with ``ranks`` ranks.
 
     In the copy, ``engine.backend`` is "embedded" if ``config.gpus`` is 1, and "vllm" otherwise.
-    ``trainer.share_prefixes`` is off. If ``ranks`` is 1, a run that shares prefixes can be faster and need less memory
-    than the plan predicts.
+    ``trainer.share_prefixes`` is "off", so the plan predicts a run without shared prefixes. If ``ranks`` is 1, the real
+    run may share prefixes. Then the run can be faster and need less memory than the plan predicts.
     """
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {

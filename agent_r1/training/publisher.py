@@ -19,8 +19,8 @@ from agent_r1.model.weights import DTYPES, weights_checksum
 class WeightPublisher:
     """A service that sends the trainer's weights to an engine.
 
-    If engine and trainer share memory, the engine gets the trainer's model, with its adapter. Otherwise an adapter is
-    merged into the weights, and the weights are written to a folder
+    If engine and trainer share memory, the engine gets the trainer's model, with its adapter (if the model has an
+    adapter). Otherwise the adapter is merged into the weights, and the weights are written to a folder
     (:class:`~agent_r1.inference.weight_folders.WeightFolders`).
     """
 
@@ -53,8 +53,9 @@ class WeightPublisher:
         """Return a copy of ``update`` for the engine. The copy differs from ``update`` in these cases:
 
         - If the engine cannot compute checksums, the copy has no checksum.
-        - If engine and trainer do not share memory, the copy has a model in which an adapter is merged.
-        - If the weights change by the merge or by the engine's data type, the copy has the new checksum.
+        - If engine and trainer do not share memory, and the model has an adapter, the copy has a model with this
+          adapter merged into its weights.
+        - If the merge or the engine's data type changes the weights, the copy has the checksum of the changed weights.
 
         The last two cases are possible only if ``update.handle`` is a model.
         """

@@ -19,7 +19,9 @@ from agent_r1.training.policy import load_policy
 
 
 def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
-    """Serve the model or run ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
+    """Serve ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
+
+    ``config.model`` names a model, or a training run whose trained model is served.
 
     Args:
         port: the port on this machine; 0: any free port.

@@ -43,10 +43,10 @@ class GracefulShutdown:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Return a context manager for a block that a shutdown can cancel at any ``await``.
+        """Return a context manager. A shutdown can cancel its ``with`` block at any ``await``.
 
         Raises:
-            ShutdownRequested: a shutdown was requested before or inside the block.
+            ShutdownRequested: a shutdown was requested before or during the ``with`` block.
         """
         if self.signal is not None:
             raise ShutdownRequested
@@ -99,9 +99,10 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Yield a shutdown. SIGINT and SIGTERM inside the block request this shutdown.
+    """Return a context manager that gives a shutdown.
 
-    No handlers are installed outside of the main thread. A signal that the process ignores stays ignored.
+    SIGINT and SIGTERM during the ``with`` block request this shutdown. No handlers are installed outside of the main
+    thread. A signal that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

@@ -312,8 +312,8 @@ class SmokeChecks:
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
         """Add noise to the trainer's weights until the log-probabilities change visibly.
 
-        Return the mean change of the log-probabilities. ``before`` has the log-probabilities with the weights
-        ``original``.
+        Return the mean change of the log-probabilities. The argument ``original`` holds the weights without noise. The
+        argument ``before`` holds the log-probabilities that the model computes with these weights.
         """
         wanted = VISIBLE_CHANGE * BANDS[product_precision(self._runtime.config.engine.dtype)].mean
         scale, change = 0.01, 0.0

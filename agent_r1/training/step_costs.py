@@ -178,7 +178,10 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _fit(first: Sequence[float], second: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the costs a, b >= 0 with the least squared error of a * first + b * second = seconds."""
+    """Return the costs (a, b), at least 0 each, for which a * ``first`` + b * ``second`` fits the measured times best.
+
+    ``seconds`` holds the measured times. The best fit has the least squared error.
+    """
     ff, ss = _dot(first, first), _dot(second, second)
     fs, fy, sy = _dot(first, second), _dot(first, seconds), _dot(second, seconds)
     determinant = ff * ss - fs * fs

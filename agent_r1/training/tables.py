@@ -27,7 +27,8 @@ class Cell:
         em: the mean exact match, or the mean reward if the task set reports no exact match.
         f1: the mean F1.
         n: the number of questions.
-        low, high: the 95 % confidence interval of ``em``: Wilson's if all values are 0 or 1, otherwise normal.
+        low, high: the ends of the 95 % confidence interval of ``em``. The interval is Wilson's if all values are 0 or
+            1, otherwise normal.
         sub: the share of answers that contain a right answer (sub-match); None if there is no sub-match.
 
     Example:
@@ -50,7 +51,7 @@ class SampledCell:
 
     Attributes:
         one: pass@1, the exact match of an attempt.
-        low, high: the 95 % normal interval of ``one``.
+        low, high: the ends of the 95 % confidence interval of pass@1 (normal approximation).
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
         likeliest: the exact match of the attempt with the highest mean log-probability of its tokens.
@@ -108,9 +109,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """The result of a training run, in the folder ``run``.
+    """The result of a training run.
 
     Attributes:
+        run: the folder of the run.
         steps: the number of optimizer steps.
         train_seconds: the seconds of training since the run was started or last resumed.
         pass_at_k: pass@k of the base model; None if not measured.

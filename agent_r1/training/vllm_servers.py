@@ -268,10 +268,11 @@ def _is_healthy(url: str) -> bool:
 
 
 def _adapter_options(policy: Policy, vllm: VllmConfig) -> tuple[str, ...]:
-    """Return the options that a vLLM server needs for the adapter of ``policy``; () if the server gets whole weights.
+    """Return the options that a vLLM server needs for the adapter of ``policy``; () if the servers get whole weights.
 
-    Return () if :func:`adapter_options` returns (), for example because ``policy`` has no adapter. If a server that is
-    already running (``vllm.urls``) accepts no adapters, log a warning and return ().
+    The servers get whole weights if ``policy`` has no adapter, if the rank of the adapter is too large, or if
+    ``vllm.arguments`` turns adapters off. If a running server in ``vllm.urls`` accepts no adapters, log a warning and
+    return ().
     """
     options = adapter_options(adapter_rank(policy.model), vllm.arguments)
     if not options or all(map(_accepts_adapters, vllm.urls)):

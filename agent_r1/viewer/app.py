@@ -244,8 +244,8 @@ class Viewer:
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
         """Return the color scales for tokens, and the conversation of each attempt in ``shown``.
 
-        The conversation of an unfinished attempt is None. ``group`` has the attempts at the same task. The largest
-        advantage in the group gets the strongest color.
+        The conversation of an unfinished attempt is None. ``group`` has the attempts at the same task. The strongest
+        color stands for the largest absolute advantage in the group.
         """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)

@@ -119,8 +119,8 @@ def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenReco
     """Return the color scales for the tokens of ``attempts``: one for the advantages, one for the entropies, and so on.
 
     ``attempts`` are the attempts on a page. ``group`` has the token records of attempts in the same group, also of
-    attempts on other pages. On each of these pages, the largest absolute advantage in the group has the strongest
-    color. So the colors of advantages can be compared between the pages.
+    attempts on other pages. The strongest color stands for the largest absolute advantage in the whole group, even if
+    this advantage is on another page. So the colors of advantages can be compared between the pages of a group.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):

@@ -36,7 +36,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = MAX_SHOWN) -> str:
-    r"""Return the first ``most`` characters of a text, and a note with the number of missing characters.
+    r"""Return a text, cut to the maximum length ``most``. A note at the end gives the number of missing characters.
 
     Example:
         >>> shortened("abcdef", most=4)

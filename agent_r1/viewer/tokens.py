@@ -43,7 +43,8 @@ class Scale:
         code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
         meaning: the explanation in the legend.
         diverging: True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value.
-        largest: the largest absolute value on the scale. Larger values get the first or the last level.
+        largest: the largest absolute value on the scale. A value beyond the scale gets the last level, or the first
+            level if ``diverging`` is true and the value is negative.
     """
 
     coloring: Coloring

@@ -22,7 +22,8 @@ FILES_PER_CONNECTION = 4
 if its client runs in this process. So open files are always left for the rest of the program."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds after which an idle connection is closed. Clients close idle connections earlier."""
+"""Seconds after which the server closes an idle connection. Clients usually have a shorter limit, such as 5 seconds in
+httpx, so the client closes an idle connection first."""
 
 CLOSE_SECONDS = 5.0
 """Seconds that a closed server waits for the requests in progress."""

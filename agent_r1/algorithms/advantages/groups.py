@@ -64,14 +64,15 @@ class GroupRelative(Advantage):
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     baseline: Baseline = "mean"
-    """Baseline of the return R. mean: the mean R of the group. leave_one_out: the mean R of the other attempts of the
-    group. length_weighted: the mean R of the group, weighted by the number of tokens of each attempt."""
+    """Baseline of the return R of an attempt. mean: the mean R of the group. leave_one_out: the mean R of the other
+    attempts of the group. length_weighted: the mean R of the group, weighted by the number of tokens of each
+    attempt."""
 
     scale: Scale = "none"
-    """Divisor of R - baseline. R is the return of an attempt. none: 1. std: the standard deviation of R in the group.
-    mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the fraction of
-    the batch's trajectories whose group has at least two different R. The division by this fraction makes up for the
-    other groups, in which every advantage is 0."""
+    """Divisor of (R - baseline), with R the return of an attempt. none: no division. std: the standard deviation of R
+    in the group. mean: the mean R of the group. batch_std: the standard deviation of R in the batch. with_variance: the
+    fraction of the batch's attempts whose group has at least two different returns. The division by this fraction makes
+    up for the other groups, in which every advantage is 0."""
 
     epsilon: float = Field(default=1e-6, ge=0)
     """Small number that is added to each standard deviation before the division."""
@@ -116,8 +117,9 @@ class BestOfK(Advantage):
 
     k: int | None = Field(default=None, ge=2)
     """Number k of attempts in a set. If k is none or above the size of the group, the size of the group is used. The
-    advantage of an attempt is the best return of a set minus the best return of the set without the attempt, on average
-    over all sets of k attempts of the group. A set that does not contain the attempt counts as 0."""
+    gain of an attempt in a set is the best return of the set minus the best return of the set's other attempts. The
+    gain is 0 if the set does not contain the attempt. The advantage of an attempt is the mean of its gains over all
+    sets of k attempts of the group."""
 
     divide_by_std: bool = False
     """Whether the advantage is divided by the standard deviation of the returns in the group, as in verl."""

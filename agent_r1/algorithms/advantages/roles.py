@@ -44,7 +44,7 @@ class AgainstRole(Advantage):
         batch with the same role can have different b.
 
         Args:
-            baselines: The running mean of the returns before the batch, by role. These are not the returned baselines.
+            baselines: The old running mean of each role: the mean before the batch.
             roles: The role of each trajectory.
             returns: (M,) the return of each trajectory.
         """

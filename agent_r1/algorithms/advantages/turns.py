@@ -130,8 +130,8 @@ class SameState(TurnRelative):
     returns."""
 
     average_over: Literal["trajectories", "turns"] = "trajectories"
-    """How often a trajectory's return counts in the mean return of the group. trajectories: once. turns: once per turn,
-    as in verl-agent."""
+    """How often a trajectory's return counts in the mean return of the group. trajectories: once. turns: as often as
+    the trajectory has turns, as in verl-agent."""
 
     @property
     def formula(self) -> str:

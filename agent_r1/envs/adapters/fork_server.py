@@ -116,7 +116,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Import a module, and return the attribute that ``module:attribute`` names.
+    """Import a module, and return one of its attributes. ``name`` has the form ``module:attribute``.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)

@@ -39,8 +39,8 @@ def reasoning_gym_tasks(
 ) -> list[Task]:
     """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
 
-    No question occurs twice. Choose values of ``seed`` that are far apart: with neighboring values, most questions are
-    the same.
+    No question occurs twice in the result. Calls with neighboring values of ``seed`` return mostly the same questions.
+    For different questions, choose values that are far apart.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.

@@ -55,7 +55,8 @@ class Response(ToolFormat):
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
         """Return (message, calls) for the text of an action. The message is a mapping with keys such as "content".
 
-        If the text does not follow the response template, the message is empty, and the last call is malformed.
+        If the text does not follow the response template, the message is empty, and one more call is added at the end
+        of the calls. The field ``error`` of this call gives the reason.
         """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"`{1,2}|```\w*[ \t]*")
-"""Matches a Markdown code fence that can be unfinished, at the end of a text.
+"""Matches a Markdown code fence, complete or incomplete, at the end of the text that was sampled so far.
 
-Later text decides whether the fence opens or closes a block of code.
+Only the text after the fence shows whether the fence opens or closes a block of code.
 """
 
 _SPACE = re.compile(r"\s*")

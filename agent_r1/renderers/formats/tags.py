@@ -38,7 +38,7 @@ PLAIN_TEMPLATE = """\
 """A template for tokenizers without a chat template: the texts of all messages, separated by empty lines."""
 
 PLAIN_BREAK = "\n\n"
-"""The text that PLAIN_TEMPLATE writes between an action and the next message, without an end token."""
+"""The text that PLAIN_TEMPLATE writes between an action and the next message. It contains no end token."""
 
 _PYTHON_FENCE = f"{FENCE}python"
 _FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
@@ -116,7 +116,8 @@ class Tags(ToolFormat):
     An action ends with its first call or answer. If a tool needs only one text argument, the text is written between
     the tags. Otherwise the arguments are written as a JSON object.
 
-    By default, the tag of a tool is its name, and a call of the tool ``python`` is a code block between fences.
+    By default, the tag of a tool is its name. Only the tool ``python`` has no tag by default: its call is a code block
+    between fences.
     """
 
     name: ClassVar[str] = "tags"

@@ -44,7 +44,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """The result of parsing the text of an action, from which the reasoning was removed.
+    """The parsed text of an action, without the reasoning.
 
     Attributes:
         content: the text without the calls.
@@ -75,7 +75,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def parse(self, text: str, tools: Tools) -> ParsedOutput:
-        """Return the content and the calls of ``text``, from which the reasoning was removed.
+        """Return the content and the calls of ``text``. ``text`` is the second result of :meth:`split_reasoning`.
 
         This method raises no exception. A call that cannot be read has an ``error``.
         """
@@ -168,7 +168,8 @@ class CallBlock:
 
     Attributes:
         is_closed: whether the closing delimiter was found.
-        end: the index in the whole text of the first character after the block and its closing delimiter.
+        end: the index of the first character after the block and its closing delimiter. The index counts from the
+            start of the whole text.
 
     Example:
         CallBlock('{"name": "add"', is_closed=False, end=25)

@@ -88,7 +88,7 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether decoding an encoded value gives an equal value of the same type (iterators: equal elements)."""
+    """Return whether encoding and decoding ``value`` gives an equal value of the same type (see ``UNCHANGED``)."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None

@@ -2,9 +2,9 @@
 
     python worker.py CONTROL UID LIMITS        e.g. worker.py 5 2000000001 RLIMIT_AS=536870912,RLIMIT_CORE=0
 
-CONTROL is a socket. A request is a letter (c: a cell, whose last expression is printed; p: a whole program), the length
-of the source in 8 bytes, and the source. A report is a letter (r: ready, o: ok, e: raised, m: out of memory), the
-length of a text in 4 bytes, and the text. With the UID "-" the process keeps its user.
+CONTROL is the file descriptor of a socket. A request is a letter (c: a cell, whose last expression is printed; p: a
+whole program), the length of the source in 8 bytes, and the source. A report is a letter (r: ready, o: ok, e: raised,
+m: out of memory), the length of a text in 4 bytes, and the text. With the UID "-" the process keeps its user.
 """
 
 # This file imports few modules, because each start of a process includes the imports.

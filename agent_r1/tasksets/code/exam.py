@@ -27,8 +27,9 @@ class Exam:
         setup: code that runs before the tests, in the process of the tests.
         given: code that runs before the solution, in the process of the solution.
         after: code that runs after the solution, in the process of the solution.
-        handed: the names of objects that the code ``after`` creates from classes of the solution. The tests can use
-            these objects only as arguments of the solution's functions.
+        handed: the names of objects that the tests get from the process of the solution. The code in the attribute
+            ``after`` creates these objects from classes of the solution. The tests can use the objects only as
+            arguments of the solution's functions.
 
     Example:
         Exam(calls=("area",), tests="assert area(square) == 4", after="square = Square(2)", handed=("square",))

@@ -1,4 +1,8 @@
-"""Edits with which an agent repairs a function: a new line, or the number of a proposed line."""
+"""Edits with which an agent repairs a function.
+
+An edit is a line that replaces the most similar line of the function, or the number of a proposed version of the
+function.
+"""
 
 from __future__ import annotations
 

@@ -31,12 +31,13 @@ class RepairScorer:
     from the other tests, the hidden tests. There are n hidden tests, and the function with the bug passes b of them.
 
     - ``fixed``: 1 if the function passes all hidden tests after the edit in the final answer; else 0.
-    - ``gained``: max(0, (p - b) / (n - b)), if the function passes p hidden tests after the edit in the final answer.
+    - ``gained``: after the edit in the final answer, the function passes p hidden tests. The reward is
+      max(0, (p - b) / (n - b)).
     - ``first_fixed``: 1 if the function passes all hidden tests after the first edit; else 0. The first edit is in the
       first call of the tool ``try`` or, without a call, in the final answer.
 
-    Each reward is computed from one edit. If this edit is missing or invalid, the reward is 0. If the sandbox
-    failed and a hidden test did not run, the reward is None.
+    Each reward is computed from one edit. If this edit is missing or invalid, the reward is 0. If a hidden test did not
+    run because the sandbox failed, the reward is None.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:

@@ -85,10 +85,10 @@ def _base(answer: str) -> str | None:
 
 
 def _operators(answer: str) -> set[str]:
-    """Return the operations that are not computed in an answer, such as {"arithmetic"} for ``17 + 1``.
+    """Return the operations that ``answer`` leaves to be computed, such as {"arithmetic"} for ``17 + 1``.
 
-    If the answer contains letters, the result has only named operations, such as ``gcd``, because ``x + 1`` cannot be
-    computed.
+    A sum with a letter, such as ``x + 1``, cannot be computed. So if the answer contains letters, the result has only
+    named operations, such as ``gcd``.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)

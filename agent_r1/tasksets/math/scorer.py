@@ -57,9 +57,9 @@ class AnswerChecker:
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the agent's answer ``said`` with the right answer ``gold``. ``question`` is the text of the problem.
 
-        If the comparison with math-verify raises an error or takes too long, ``gold`` is compared with itself. If
-        math-verify finds ``gold`` equal to itself, the agent's answer counts as wrong. Otherwise the field ``correct``
-        of the result is None.
+        If the comparison with math-verify raises an error or takes too long, math-verify compares ``gold`` with itself,
+        to find out which answer is the cause. If the result is "equal", the cause is ``said``, and ``said`` counts as
+        wrong. Otherwise the cause is ``gold``, and the field ``correct`` of the returned object is None.
         """
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
@@ -82,7 +82,8 @@ class MathScorer:
 
     - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]``; else 0. Some answers get 0
       although they are equal, for example "2 + 3" for "5" (see :func:`~agent_r1.tasksets.math.form.refusal_reason`).
-      The reward is None if the comparison fails, and math-verify cannot compare the right answer with itself either.
+      If the comparison fails, math-verify compares the right answer with itself, to find out which answer is the cause
+      (see :meth:`AnswerChecker.check`). If the right answer is the cause, the reward is None.
     - ``form``: 1 if the last action states an answer, right or wrong, and every tool call was valid; else 0.
     """
 

@@ -43,10 +43,9 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Return whether math-verify finds ``gold``, the right answer, equal to itself.
+        """Rewrite the right answer ``gold``, and return whether math-verify finds the rewritten answer equal to itself.
 
-        Before the comparison, ``gold`` is rewritten in the notation of ``said``, the answer of the agent. :meth:`check`
-        also rewrites ``gold`` in this way.
+        The right answer is rewritten in the notation of the agent's answer ``said``, as in :meth:`check`.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)

@@ -15,10 +15,11 @@ _NAMES = TypeAdapter(list[str])
 
 
 def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the aliases and demonyms of the entities with the Wikidata ids ``wanted``: {"Q183": ("BRD", "German")}.
+    """Return the aliases and demonyms of entities by Wikidata id, for the ids in ``wanted``.
 
-    ``path`` is a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises
-    InvalidInput, which names the row, if a row cannot be used.
+    ``path`` is a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. If "Q183" is
+    in ``wanted``, this row becomes the item ``"Q183": ("BRD", "German")`` of the result. Raises InvalidInput, which
+    names the row, if a row cannot be used.
     """
     names: dict[str, tuple[str, ...]] = {}
     for row in read_records(path):

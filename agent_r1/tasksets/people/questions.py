@@ -89,7 +89,7 @@ def world_of(task: Task) -> WorldKey:
 
 
 def _draw_task(split: str, prefix: str, recipe: Split, index: int, asked: set[str]) -> Task:
-    """Return task ``index`` of ``split``, with a random question that is not in ``asked``.
+    """Return the task with the number ``index`` of the split ``split``. Its random question is not in ``asked``.
 
     The question is added to ``asked``. ``recipe`` says how the questions of the split are drawn. The names of the
     worlds (sets of people) begin with ``prefix``: with the prefix "0/", the worlds are "0/0", "0/1", .. (see

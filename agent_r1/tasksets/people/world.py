@@ -145,7 +145,7 @@ def open_world(key: WorldKey) -> World:
 
 
 def _draw_names(owner: str, rng: random.Random) -> list[str]:
-    """Draw ``PEOPLE`` different full names. ``owner`` is the name of the list of surnames, such as "train".
+    """Draw ``PEOPLE`` different full names, with surnames from the list ``SURNAMES[owner]``.
 
     Many people share a first name or a surname, so a search for one person also finds other people.
     """

@@ -87,7 +87,8 @@ SPLITS: Mapping[str, Split] = {
 """The splits, by name. A question with n hops needs a chain of n facts.
 
 - ``train``: a quarter of the questions has one hop, the rest has two hops.
-- ``validation``: a third of the questions has three hops, so that the best checkpoint also answers three hops.
+- ``validation``: a third of the questions has three hops, the rest has one or two. The best checkpoint, which is chosen
+  by validation, should also answer questions of three hops.
 - ``style-a``, ``style-b``: one and two hops. Each of these splits has one of the two wordings of training.
 - ``three-hop``: only questions of three hops.
 - ``one-hop``: only questions of one hop. The baseline naive RAG, which searches once, can also answer these questions.

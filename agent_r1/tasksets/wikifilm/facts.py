@@ -82,8 +82,8 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
 def _director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
     """Return the director of a film; None if the director is not known.
 
-    The film's page must name the director. Exactly one entry of ``directors`` must have this name, and the film's year
-    must fit the person's life.
+    The director is known if the film's page names one director, exactly one person in ``directors`` has this name, and
+    the film's year (if known) fits the person's life.
     """
     named = directors.get(name_key(film.director), []) if film.director else []
     return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None

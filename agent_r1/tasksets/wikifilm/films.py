@@ -121,7 +121,7 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name at the beginning of the text, without the description that can precede the name.
+    """Return the name with which the text begins. A description before the name is skipped.
 
     Return None if there is no name, or if there are several names.
 

@@ -170,8 +170,8 @@ def check_weights(served: PolicyVersion, published: PolicyVersion) -> Finding | 
 def check_no_signal(update: UpdateReport, patience: int | None) -> Finding | None:
     """Return a finding if no attempt of a step was trained.
 
-    The run is stopped after ``patience`` consecutive findings. If ``patience`` is None, findings are only warnings. A
-    step with a non-finite loss or gradient has no finding here, because the check ``skipped_steps`` reports the step.
+    ``patience`` is the number of consecutive findings after which the run is stopped; None: findings are only warnings.
+    A step with a non-finite loss or gradient has no finding here, because the check ``skipped_steps`` reports the step.
     """
     if any(isinstance(outcome, Trained) for outcome in update.outcomes) or update.metrics.get("skipped_steps"):
         return None
@@ -199,7 +199,7 @@ def _count_reasons(reasons: Sequence[str]) -> Iterator[str]:
 def check_critic(metrics: Mapping[str, float], steps: int) -> Finding | None:
     """Return a finding if the critic explained almost none of the variance of a step's returns.
 
-    The monitor warns after ``steps`` consecutive findings.
+    ``steps`` is the number of consecutive findings after which the monitor warns.
     """
     explained = metrics.get("critic/explained_variance")
     # NaN is a finding, because the comparison with NaN is false.
@@ -254,7 +254,7 @@ def tool_warnings(breaker: CircuitBreaker) -> Iterator[Finding]:
     """Yield warnings about failures that do not stop the run.
 
     - All recent calls of a tool failed, but for different causes.
-    - Many of the first attempts failed. The run is not stopped yet, because only few attempts have ended.
+    - A large share of the first attempts failed, but too few attempts have ended to stop the run.
     """
     for name, causes in breaker.tools_failing_for_several_causes():
         what, value = f"the last calls of the tool {name!r} all failed", f"{causes} different causes"

@@ -193,9 +193,9 @@ class CircuitBreaker:
 def diagnose(failures: Sequence[FailedAttempt], total: int, limit: str, run: str) -> Iterator[str]:
     """Yield the lines of a diagnosis of failed attempts: each reason with its count and an example, then advice.
 
-    ``total`` is the number of recent attempts, failed or not. ``limit`` is a text that says which limit is exceeded.
-    For example, "a share of 0.5 in 256 is the limit" means half of the last 256 attempts. ``run`` is the name of the
-    run.
+    ``total`` is the number of recent attempts, failed or not. ``limit`` is a text with the limit that is exceeded. For
+    example, if at most half of the last 256 attempts may fail, the text is "a share of 0.5 in 256 is the limit".
+    ``run`` is the name of the run.
     """
     by_reason: dict[str, list[FailedAttempt]] = {}
     for failure in failures:

@@ -68,10 +68,10 @@ class MonitorConfig(BaseModel):
     reward."""
 
     def ratio_limit(self, trainer: ProductPrecision) -> float:
-        """Return the limit of abs(importance ratio - 1): ``ratio_deviation``, or a default limit.
+        """Return the limit of abs(importance ratio - 1).
 
-        If ``ratio_deviation`` is None, the default limit for the precision ``trainer`` is returned. ``trainer`` is the
-        precision in which the trainer computes.
+        The limit is ``ratio_deviation``. If ``ratio_deviation`` is None, the limit depends on the argument ``trainer``,
+        which is the precision in which the trainer computes.
         """
         return self.ratio_deviation or RATIO_LIMITS[trainer]
 

@@ -83,11 +83,11 @@ def _mean(steps: Sequence[tuple[float, float]], index: int) -> float:
 
 
 def _change(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int) -> float:
-    """Return the mean over the steps in ``after`` minus the mean over the steps in ``before``.
+    """Return the change of the return (``index`` 0) or of the true reward (``index`` 1) between two periods of steps.
 
-    Each step is a pair (mean return, mean true reward). The policy is trained on the return. If ``index`` is 0, the
-    means are over the returns; if ``index`` is 1, over the true rewards. If the absolute difference is
-    at most the standard error times ``ERRORS``, return 0.
+    The arguments ``before`` and ``after`` hold the steps of the two periods. Each step is a pair (mean return, mean
+    true reward). The change is the mean over ``after`` minus the mean over ``before``. If the absolute change is at
+    most the standard error times ``ERRORS``, return 0.
     """
     difference = _mean(after, index) - _mean(before, index)
     squared = sum(variance(step[index] for step in steps) / len(steps) for steps in (before, after))
