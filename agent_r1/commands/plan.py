@@ -14,7 +14,7 @@ from agent_r1.store import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")
-"""Settings that describe the GPUs. If a recorded run is given without --gpu, the plan is for the machine of this run, and
+"""Settings that describe the GPUs. If a recorded run is given without --gpu, the plan is for the machine of the run, so
 all other settings of this list are refused."""
 OF_ATTEMPTS = ("prompt_tokens", "turns", "action_tokens", "result_tokens")
 """Settings for the sizes of attempts. With a recorded run, these settings are refused, because the plan uses the

@@ -30,8 +30,8 @@ from agent_r1.viewer.text import duration, number, one_line
 MAX_EVENTS = 6
 _EVENTS_READ = 2000
 _RESULT_KINDS = frozenset({"tools", "file", "hardware", "validation", "table", "fingerprint", "checkpoint_saved"})
-"""The kinds of events that the report leaves out of its list of events. Events of these kinds hold data, or are shown in
-another part of the report."""
+"""The kinds of events that the report leaves out of its list of events. Events of these kinds hold data, or
+another part of the report shows them."""
 
 _STATES = {"complete": "green", "training": "cyan", "stopped": "yellow", "failed": "red"}
 

@@ -22,7 +22,8 @@ class TokenSequence:
     """T tokens that the model reads as one sequence.
 
     n of the T tokens are called predicted tokens: the model's logits are used only for these tokens. Predicted tokens
-    are action tokens, and with some algorithms also observation tokens. s is the number of predicted actions.
+    are action tokens, and with some algorithms also observation tokens. s is the number of actions that consist of
+    predicted tokens.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)

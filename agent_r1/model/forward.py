@@ -306,10 +306,10 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 def use_tree_attention(model: PreTrainedModel) -> bool:
     """Switch the model to tree attention if possible. Return whether the model now uses tree attention.
 
-    Tree attention computes the attention over trees of tokens in parts (:mod:`agent_r1.model.tree_attention`). The
-    switch is possible only if the model is on a CPU and passes a test: for a tree of tokens, attention in parts must
-    give the same hidden states as attention with a mask, up to rounding errors. For sequences without trees, the
-    attention does not change.
+    Tree attention divides the attention over a tree of tokens into parts, and computes each part separately (see
+    :mod:`agent_r1.model.tree_attention`). The switch is possible only if the model is on a CPU and passes a test: for a
+    tree of tokens, tree attention must give the same hidden states as attention with a mask, up to rounding errors. For
+    sequences without trees, the attention does not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):
         return uses_tree_attention(model)

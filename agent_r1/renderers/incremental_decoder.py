@@ -80,7 +80,7 @@ class IncrementalDecoder:
         return self._decode(self._previous + pending)[len(previous) :]
 
     def _advance(self, end: int, text: str) -> str:
-        """Remove the first ``end`` tokens from the pending tokens, and return ``text``, the text of these tokens."""
+        """Remove the pending tokens before the index ``end``. Return ``text``, the text of the removed tokens."""
         if text:  # otherwise decoders that drop a space at the beginning of a text would drop the next space
             self._previous = self._pending[:end]
         self._pending = self._pending[end:]

@@ -62,8 +62,8 @@ class Locality:
     Attributes:
         first: how many messages at the beginning of the conversation can change the text of any message.
         near: how many messages directly before a message can change the text of the message. The same number of
-            messages directly after the message can also change the text. The last ``near`` messages of the conversation
-            can change the ending, which is the text after the last message.
+            messages directly after the message can also change the text. The same number of messages at the end of the
+            conversation can change the ending, which is the text after the last message.
     """
 
     first: int
@@ -129,13 +129,14 @@ class _Proof:
     """A proof that a chat template is local. The proof visits the template node by node.
 
     A template is local if the text of a message can depend on only a few other messages: the first messages of the
-    conversation, and neighbors of the message. Methods raise _NotLocal if a node prevents the proof.
+    conversation, and neighbors of the message. The ending, which is the text after the last message, may also depend on
+    the last messages. Methods raise _NotLocal if a node prevents the proof.
 
     Attributes:
         first: 1 + the largest n in expressions such as ``messages[n]`` and ``loop.index0 == n`` of the template; at
             least 1.
-        near: the largest n in the expressions ``messages[loop.index0 + n]``, ``messages[loop.index0 - n]`` and
-            ``messages[-n]`` of the template; at least 1.
+        near: the largest n in the expressions ``messages[loop.index0 + n]`` and ``messages[loop.index0 - n]``, and in
+            ``messages[-n]`` of the ending; at least 1.
         shift: the sum of all n in the slices ``messages[n:]`` of the template. The sum is the largest possible shift of
             the indices, because a slice can be sliced again.
         is_after_loop: whether the loop over the messages has been checked.

@@ -38,8 +38,8 @@ class RewardModelConfig(BaseModel):
     """
 
     model: str = ""
-    """Name or folder of the model to start from. It must have the same vocabulary as the models of the runs. Empty: the
-    model that the first run started from.
+    """Name or folder of the model to start from. Its vocabulary must equal the vocabularies of the models that made the
+    recorded runs. Empty: the model that the first of these runs started from.
     """
 
     kind: Kind = "trajectory"
@@ -64,8 +64,8 @@ class RewardModelConfig(BaseModel):
     implicit_reward: ImplicitReward = "probability"
     """Reward of a turn, if kind is implicit. probability: how much the predicted probability of success rises in this
     turn. log_ratio: beta * log(p / p_ref). p is the probability of the turn's action under the trained model, and p_ref
-    is the probability of the action under the model before the training. log_ratio has no bound, so do not train on
-    log_ratio alone: add a KL penalty or the true reward.
+    is the probability of the action under the model before the training. log_ratio has no bound, so do not use
+    log_ratio as the only reward of an agent: add a KL penalty or the true reward.
     """
 
     held_out: float = Field(default=0.2, gt=0, lt=1)

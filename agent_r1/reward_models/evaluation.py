@@ -111,8 +111,8 @@ def evaluate_scores(
 ) -> Evaluation:
     """Return the evaluation of predictions on held-out traces. All sequences have one entry per trace.
 
-    ``predictions`` are probabilities for the loss "outcome", and rewards for "regression". ``baselines`` are other
-    scores, by name.
+    If ``config.loss`` is "regression", ``predictions`` are rewards. Otherwise, ``predictions`` are probabilities.
+    ``baselines`` are other scores, by name.
     """
     labels = torch.tensor(successes)
     share = float(labels.double().mean())

@@ -81,8 +81,8 @@ class JudgeConfig(BaseModel):
     """Maximum number of requests at the same time."""
 
     cache: Path = Path("~/.cache/agent-r1/judge")
-    """Folder in which the judge's grades are kept. If the folder has the grades for an equal earlier request, a request
-    is not sent."""
+    """Folder in which the judge's grades are kept. A request is not sent if the folder already has the grades for an
+    equal request."""
 
 
 def load_judge(file: Path) -> JudgeConfig:

@@ -17,8 +17,9 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that waits until fewer than MAX_CONCURRENT ``async with slot()`` blocks run.
+    """Return a context manager that limits the number of programs that run at the same time.
 
-    The limit applies to all ``async with slot()`` blocks in one event loop.
+    Run each program inside ``async with slot():``. If ``MAX_CONCURRENT`` programs already run in the event loop, the
+    context manager waits until a program has ended.
     """
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

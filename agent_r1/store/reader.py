@@ -296,7 +296,7 @@ class RunReader:
         return tuple(SegmentStart(*row) for row in rows)
 
     def recent_events(self, limit: int) -> tuple[RecordedEvent, ...]:
-        """Return the last ``limit`` log events of the run, oldest first."""
+        """Return the last log events of the run, oldest first. The result has at most ``limit`` events."""
         rows = self._rows("SELECT segment, time, kind, detail FROM events ORDER BY id DESC LIMIT ?", limit)
         found = [RecordedEvent(segment, time, LogEvent(kind, detail)) for segment, time, kind, detail in rows]
         return tuple(reversed(found))

@@ -85,9 +85,10 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return (number, order) for the order number ``order``, such as "A17" or "a17".
+        """Return an order number in upper case, and the order with this number.
 
-        The returned number is in upper case. Raises ValueError if no order has the number.
+        The argument ``order`` is the order number, such as "A17" or "a17". Raises ValueError if no order has this
+        number.
         """
         number = order.strip().upper()
         if number not in self.orders:

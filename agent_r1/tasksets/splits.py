@@ -40,13 +40,13 @@ Read = Callable[[Path], tuple[Question, ...]]
 HELD_BACK = ("validation", "dev", "test")
 """Splits of a data set on the hub, in order of preference. The test questions come from the first split that exists.
 
-This order is for benchmarks without public answers in their split "test".
+Use this tuple for benchmarks whose split "test" has no public answers. So "test" is the last choice.
 """
 
 GIVEN_OUT = ("test", "validation", "dev")
 """Splits of a data set on the hub, in order of preference. The test questions come from the first split that exists.
 
-This order is for benchmarks with public answers in their split "test".
+Use this tuple for benchmarks whose split "test" has public answers. So "test" is the first choice.
 """
 
 

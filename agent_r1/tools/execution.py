@@ -184,7 +184,7 @@ async def _capture(work: Awaitable[T]) -> T | _CapturedError:
 
 
 async def _run(work: Callable[[], object]) -> CallOutcome:
-    """Run ``work`` and return its outcome. If a sync function returns an awaitable, the awaitable is awaited."""
+    """Call ``work`` and return the outcome. If ``work`` returns an awaitable, the awaitable is awaited."""
 
     def job() -> CallOutcome:
         try:

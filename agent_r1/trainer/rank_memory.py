@@ -134,10 +134,7 @@ class _Exchanges:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Set the number of finished exchanges of tensors between the ranks to 0.
-
-        Call this method at the beginning of each micro-batch.
-        """
+        """Reset the counter of finished exchanges. Call this method at the beginning of each micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:

@@ -39,8 +39,8 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
       Otherwise, ARGUMENTS is the value of one argument.
     - Any other line is text.
 
-    If a required JSON object is not valid, the text of the message contains a malformed call. The environment
-    answers with an explanation.
+    If a required JSON object is not valid, no error is raised. The text of the returned message then contains a
+    malformed call, and the environment answers this message with an explanation.
 
     Example:
         parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)

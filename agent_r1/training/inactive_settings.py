@@ -177,9 +177,10 @@ def _samples_match(config: TrainConfig) -> bool:
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
-    """Return whether ``loss`` has the gradient of -A log pi at each importance ratio r with |log r| <= ``spread``.
+    """Return whether ``loss`` seems to have the gradient of -A log pi while the importance ratio is near 1.
 
-    The gradients are compared for A = 1 and A = -1, and log r = -``spread``, 0 and ``spread``.
+    A is the advantage, and pi is the probability of the token. Near 1 means |log r| <= ``spread`` for the ratio r. Only
+    six cases are tested: A = 1 and A = -1, each with log r = -``spread``, 0 and ``spread``.
     """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most

@@ -16,7 +16,9 @@ RewardTotals = Mapping[str, float | None]
 
 
 def sum_rewards(trajectory: Trajectory) -> RewardTotals:
-    """Return the total of each reward by name: the sum of its values for the trajectory, each turn and each call.
+    """Return the total of each reward by name.
+
+    A total is one sum over the whole attempt: the values of the trajectory, of all turns and of all calls are added.
 
     Example:
         sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}

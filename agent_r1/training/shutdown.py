@@ -99,10 +99,10 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Return a context manager that gives a shutdown.
+    """Return a context manager that yields a :class:`GracefulShutdown`.
 
-    SIGINT and SIGTERM during the ``with`` block request this shutdown. No handlers are installed outside of the main
-    thread. A signal that the process ignores stays ignored.
+    SIGINT and SIGTERM during the ``with`` block request this shutdown. No signal handlers are installed outside of the
+    main thread. A signal that the process ignores stays ignored.
     """
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)

@@ -176,8 +176,8 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    - ``table``: {method: {split: {em, f1, n, low, high}}}, with the attributes of :class:`Cell`. ``sub`` is added if
-      it is not None.
+    - ``table``: {method: {split: {em, f1, n, low, high, sub}}}, with the attributes of :class:`Cell`. The key ``sub``
+      is left out if its value is None.
     - ``retrieval``: {split: {measure: value}}.
     - ``measures``, if there are any: {method: {split: {measure: value}}}.
     - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: cell}}}. The cell has the attributes of

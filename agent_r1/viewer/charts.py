@@ -200,10 +200,12 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _marks(low: float, high: float, from_zero: bool) -> list[float]:
-    """Return 4 to 7 round numbers with equal distances that cover ``low`` to ``high``, and 0 if ``from_zero`` is True.
+    """Return 4 to 7 round numbers with equal distances that cover the range from ``low`` to ``high``.
+
+    If ``from_zero`` is True, the range is extended to include 0.
 
     Example:
-        [0.0, 0.2, 0.4, 0.6, 0.8] for low = 0.1 and high = 0.75
+        [0.0, 0.2, 0.4, 0.6, 0.8] for low = 0.1, high = 0.75 and from_zero = True
     """
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -218,7 +220,7 @@ def _marks(low: float, high: float, from_zero: bool) -> list[float]:
 
 
 def _log_marks(low: float, high: float) -> list[float]:
-    """Return at most 7 powers of ten that cover ``low`` to ``high``.
+    """Return at most 7 powers of ten that cover the range from ``low`` to ``high``.
 
     Example:
         [0.01, 0.1, 1.0] for low = 0.02 and high = 0.5

@@ -82,8 +82,9 @@ class MathScorer:
 
     - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]``; else 0. Some answers get 0
       although they are equal, for example "2 + 3" for "5" (see :func:`~agent_r1.tasksets.math.form.refusal_reason`).
-      If the comparison fails, math-verify compares the right answer with itself, to find out which answer is the cause
-      (see :meth:`AnswerChecker.check`). If the right answer is the cause, the reward is None.
+      If the comparison raises an error or takes too long, math-verify compares the right answer with itself, to find
+      out which answer is the cause (see :meth:`AnswerChecker.check`). If the right answer is the cause, the reward is
+      None. If the agent's answer is the cause, the reward is 0.
     - ``form``: 1 if the last action states an answer, right or wrong, and every tool call was valid; else 0.
     """
 
