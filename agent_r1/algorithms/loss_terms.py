@@ -54,10 +54,10 @@ class Kl(Component):
     KL(pi || ref) for all other estimators."""
 
     bound: float | None = Field(default=None, gt=0)
-    """Limit of the KL estimate at a token with the estimators k3, k3_plus and k3_unbiased (10 in verl). A larger
-    estimate is replaced by this number. With k3, a replaced estimate has no gradient. With k3_plus, the gradient does
-    not change. With k3_unbiased, the limit applies before the multiplication by the importance ratio. The estimators k1
-    and k2 have no limit. none: no limit."""
+    """Limit of the KL estimate at a token, only for the estimators k3, k3_plus and k3_unbiased. A larger estimate is
+    replaced by the limit. With k3, a replaced estimate has no gradient. With k3_plus, the gradient does not change.
+    With k3_unbiased, the limit applies before the multiplication by the importance ratio. In verl, the limit is 10.
+    none: no limit."""
 
     sync_steps: int = Field(default=0, ge=0)
     """Number of steps between changes of the reference policy (see ``sync_alpha``). 0: the reference policy is always
@@ -154,7 +154,8 @@ class Distillation(Component):
 
         D = sum_{v in top k} p(v) log(p(v) / pi(v)) + p_rest log(p_rest / pi_rest)
 
-    The policy sampled the tokens (on-policy distillation, arXiv:2306.13649).
+    If ``tail`` is "ignored", the last term is left out. The positions belong to trajectories that the policy itself
+    sampled (on-policy distillation, arXiv:2306.13649).
     """
 
     coefficient: float = Field(default=1.0, gt=0)
@@ -180,7 +181,10 @@ class Distillation(Component):
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return KL(teacher || policy) over the top k at each of n tokens: (n,). The result has a gradient."""
+        """Return KL(teacher || policy) at the position of each of n tokens: (n,). The result has a gradient.
+
+        The divergence compares the probabilities of the teacher's k most likely tokens. The formula is in the class.
+        """
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()

@@ -1,7 +1,7 @@
 """Pure functions over flat tensors: the mathematics that several algorithms share.
 
-``unit`` or ``key`` holds, for each element, the index (from 0) of its unit. For example, elements are tokens and units
-are turns. Remove masked elements before the call.
+Elements, such as tokens, belong to units, such as turns. The parameter ``unit`` (``key`` in some functions) holds the
+index of each element's unit, counted from 0. Remove masked elements before the call.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
     ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
     ``loss.clip_high`` changes a parameter. If ``settings`` contains every component, as the settings of a stored run
-    do, ``name`` can also be an unknown name, but not a missing file.
+    do, a preset with the name ``name`` need not exist. A file must always exist.
 
     Raises:
         InvalidInput: a name or a key is unknown, the file cannot be run, a value is invalid, or the components do not

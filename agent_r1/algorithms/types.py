@@ -35,10 +35,13 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """A model's k most likely tokens at the position of each of the N tokens of a batch, on the CPU."""
+    """A model's most likely tokens for the N positions of a batch: k tokens for each position.
+
+    Each token of the batch has one position. The tensors are on the CPU.
+    """
 
     ids: Tensor
-    """(N, k) int64 ids of the k most likely tokens at the position of each of the N tokens."""
+    """(N, k) int64 ids of the k most likely tokens for each position."""
     logprobs: Tensor
     """(N, k) float64 log-probabilities of the tokens in ``ids``."""
 

@@ -156,7 +156,7 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings of a run that an evaluation of the run may use. ``own`` has the settings of the run.
+    """Return the settings in ``own`` that also apply to an evaluation. ``own`` holds all settings of the evaluated run.
 
     If ``other_taskset`` is true, the evaluation uses a different task set than the training. Then settings such as
     ``data`` and ``corpus`` are not in the result.

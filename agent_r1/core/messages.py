@@ -221,11 +221,11 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
 
 
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Convert ``given`` to a tuple of messages.
+    """Convert a text or several messages to a tuple of messages.
 
-    ``given`` is the text of one user message, or contains messages and OpenAI-style dictionaries. If a dictionary
-    contains an image, bytes after the end of the image are dropped. Raise TypeError or ValueError for an element that
-    is not a message, and InvalidInput for an image that cannot be used.
+    The argument ``given`` is the text of one user message, or an iterable of messages and OpenAI-style dictionaries. If
+    a dictionary contains an image, bytes after the end of the image are dropped. Raise TypeError or ValueError for an
+    element that is not a message, and InvalidInput for an image that cannot be used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]

@@ -91,7 +91,7 @@ class StepProfile:
 
     @classmethod
     def from_timings(cls, timings: Mapping[str, float]) -> StepProfile:
-        """Convert the result of :meth:`timings` back to a profile. Names that are not names of parts are ignored."""
+        """Convert the result of :meth:`timings` back to a profile. Entries that belong to no Part are ignored."""
         parts = [part for part in Part if f"{SECONDS}{part.value}" in timings]
         return cls(
             {

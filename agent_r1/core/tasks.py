@@ -73,10 +73,10 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a :class:`ProtectedTask` that runs ``work`` and that no user code can cancel.
+    """Return a :class:`ProtectedTask` that runs ``work``.
 
-    User code that calls this function cannot cancel the task either. Use such a task for work that serves several
-    attempts.
+    User code cannot cancel the task, even if user code called this function. Use such a task for work that serves
+    several attempts.
     """
     return ProtectedTask(work, ())
 

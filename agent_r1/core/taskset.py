@@ -30,7 +30,7 @@ class TaskSet:
         solutions: returns reference solutions of a task, for ``agent-r1 check``.
         kind: returns the kind of a training task, for example its number of hops. Each kind is spread evenly over an
             epoch.
-        variants: maps a split to its environment. All other splits have the environment ``env``.
+        variants: environments of certain splits, by split name. All other splits have the environment ``env``.
         measures: computes measures from scored attempts, in addition to the rewards.
         agent: an agent program that acts instead of the agent loop, and calls the policy over HTTP.
         sandbox: the isolation of code that the policy writes. None: no such code is executed.

@@ -256,10 +256,10 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns to which the numbers of a reward belong, one number per turn.
+        """Return the turns that belong to a reward tuple with ``count`` numbers, one number per turn.
 
-        The reward has ``count`` numbers. If the trajectory has ``count`` turns, return all turns. If the trajectory has
-        ``count`` turns that act in the environment, return these turns. Otherwise return None.
+        If the trajectory has ``count`` turns, return all turns. If ``count`` turns act in the environment
+        (:attr:`env_turns`), return these turns. Otherwise return None.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 

@@ -30,10 +30,10 @@ class MicroBatch:
     """(B, T) token ids."""
     position_ids: Tensor | None
     """(B, T) position of each token: the number of earlier tokens to which the token attends, including the tokens of
-    the common prefix. With causal attention, the field is None."""
+    the common prefix. If the field is None, attention is causal."""
     subtree_end: Tensor | None
-    """(B, T) index after the last token that attends to each token. If the index for token j of a row is e, exactly the
-    tokens j .. e - 1 of the row attend to token j. With causal attention, the field is None."""
+    """(B, T) index e for each token j of a row: exactly the tokens j .. e - 1 of the row attend to token j. If the
+    field is None, attention is causal."""
     logit_positions: Tensor
     """(n,) index of the hidden state that predicts each predicted token."""
     token_positions: Tensor
@@ -186,9 +186,10 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Yield the sequences of each micro-batch: the sequences of one or more blocks, in the given order.
+    """Combine the blocks, in the given order, into micro-batches. Yield one block for each micro-batch.
 
-    ``fits(sequences, block)`` is whether ``block`` can be added to a micro-batch that holds ``sequences``.
+    The yielded block contains all sequences of the micro-batch. ``fits(sequences, block)`` returns whether ``block``
+    can be added to a micro-batch that holds ``sequences``.
     """
     pending: list[TokenSequence] = []
     for block in blocks:

@@ -121,8 +121,9 @@ class PrefixSharing:
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
     """Return the ids of the first tokens that all sequences have in common: (S,).
 
-    The result ends before the first branch of any sequence, and before the smallest index in ``logit_positions`` of all
-    sequences. S is 0 for a single sequence, or if there are fewer than ``MIN_COMMON_PREFIX`` common tokens.
+    If a sequence has branches, the result ends before the first branch of this sequence. The result also ends before
+    the smallest index in the ``logit_positions`` of any sequence. S is 0 for a single sequence, or if there are fewer
+    than ``MIN_COMMON_PREFIX`` common tokens.
     """
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
@@ -138,7 +139,10 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     before them are equal. The result has the predicted tokens of all ``sequences``, and the ``trajectory`` of the first
     sequence.
 
-    Example: 5 6 7 8 and 5 6 9 become ids 5 6 7 8 9, position_ids 0 1 2 3 2, subtree_end 5 5 4 4 5
+    Example: the sequences 70 71 72 73 and 70 71 74 become
+        ids           70 71 72 73 74
+        position_ids   0  1  2  3  2
+        subtree_end    5  5  4  4  5   (index after the last token of the token's subtree)
     """
     if len(sequences) == 1:
         return sequences[0]

@@ -1,7 +1,8 @@
-"""Segment reductions: sums, means, maxima and indices per unit.
+"""Segment reductions: functions that compute the sum, the mean or the maximum of the elements of each unit.
 
 The elements are tokens or trajectories. The unit of a token is its turn or its trajectory. The unit of a trajectory is
-its group. In the arguments, ``unit`` (N,) holds the index of each element's unit. Indices begin with 0.
+its group. The argument ``unit`` (N,) holds the index of each element's unit. Some functions return indices of elements.
+All indices begin with 0.
 """
 
 from __future__ import annotations

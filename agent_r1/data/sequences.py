@@ -43,8 +43,7 @@ class TokenSequence:
     position_ids: Tensor
     """(T,) position of each token: the number of earlier tokens to which the token attends."""
     subtree_end: Tensor
-    """(T,) index after the last token that attends to each token. If the index for token j is e, exactly the tokens
-    j .. e - 1 attend to token j."""
+    """(T,) index e for each token j: exactly the tokens j .. e - 1 attend to token j."""
     logit_positions: Tensor
     """(n,) index in the sequence at which the logits predict each predicted token."""
     token_positions: Tensor

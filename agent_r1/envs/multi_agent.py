@@ -53,7 +53,7 @@ class Player:
         has_had_turn: whether the game has asked the player a question.
         questions: the queue from the game to the player.
         answers: the queue from the player to the game. When the player leaves the game, PlayerDropped is added.
-        announcements: the texts given to ``tell`` since the last question.
+        announcements: the texts of all calls of ``tell`` since the last question.
     """
 
     number: int
@@ -67,10 +67,10 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player a question, and return the text of the answer.
+        """Ask the player the question ``text``, and return the text of the answer.
 
-        The player gets one message: the texts that were given to :meth:`tell` since the last question, and then
-        ``text``.
+        The player gets one message. The message consists of the texts of all calls of :meth:`tell` since the last
+        question, followed by the new question.
 
         Raises:
             PlayerDropped: the player's attempt has ended.

@@ -18,10 +18,10 @@ MARKER = "export.json"
 
 @contextmanager
 def new_export(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder, and rename this folder to ``out`` at the end of the block.
+    """Yield a temporary folder, and rename this folder to ``out`` at the end of the ``with`` block.
 
-    If the block raises, ``out`` does not change. An existing ``out`` is replaced only with ``force``, and
-    only if ``out`` is an earlier export or an empty folder.
+    If the block raises an error, ``out`` does not change. An existing ``out`` is replaced only with ``force``, and only
+    if ``out`` is an earlier export or an empty folder.
 
     Raises:
         InvalidInput: ``out`` exists and cannot be replaced.

@@ -144,12 +144,13 @@ class AnswerLog:
         If ``identity.key`` is given, return the newest answer with this key, or None. Raise RequestError if the key was
         used for a different request.
 
-        If ``identity.key`` is None, only answers with the same ``digest`` whose sampling was not cancelled are
-        considered. The first rule that applies decides:
+        If ``identity.key`` is None, the answers to requests with the digest ``identity.digest`` are considered, except
+        answers whose sampling was cancelled. The first rule that applies decides:
 
         - If there are answers that no client has received and no client waits for, return the oldest of these answers.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
-        - If an earlier request with the same ``digest`` failed and was not repeated yet, return None.
+        - If an earlier request with this digest failed and was not repeated yet, return None. The failure then counts
+          as repeated.
         - Otherwise, the candidates are the answers whose :attr:`PendingAnswer.num_retries` is smaller than
           ``identity.num_retries``. Return the candidate with the largest :attr:`PendingAnswer.num_retries`, or None if
           there is no candidate.

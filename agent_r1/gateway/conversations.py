@@ -55,9 +55,9 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` begin with the conversation before a sent action, and an assistant message follows.
+    """Return whether an assistant message in ``messages`` follows the same conversation as a sent action.
 
-    The assistant message can be the action itself, or a different message.
+    The assistant message is not compared with the action. So the result is True even for the unchanged action.
 
     The caller uses the result only if ``messages`` start a new branch. In this case, True usually means that the client
     changed the action or the tools: with the same action and tools, ``messages`` would continue the branch of the

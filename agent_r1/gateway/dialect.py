@@ -179,8 +179,8 @@ def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
 def read_image(url: str, param: str) -> Image:
     """Return the image in a data URL.
 
-    Raise RequestError if the image cannot be used. The error contains ``param``, the part of the request with the URL,
-    such as "messages".
+    Raise RequestError if the image cannot be used. The error contains ``param``, the name of the request's field with
+    the URL, such as "messages".
     """
     try:
         return Image.from_data_url(url)
@@ -191,8 +191,8 @@ def read_image(url: str, param: str) -> Image:
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
     """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
 
-    Raise RequestError if the text is not a JSON object. The error contains ``param``, the part of the request with the
-    call, such as "input".
+    Raise RequestError if the text is not a JSON object. The error contains ``param``, the name of the request's field
+    with the call, such as "input".
     """
     try:
         values = json.loads(arguments or "{}")

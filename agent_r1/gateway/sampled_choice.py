@@ -19,7 +19,7 @@ async def generate(
 ) -> list[Sample | Stopped]:
     """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of ``slots`` during its sampling.
 
-    For an answer that the session could not sample, the list has a Stopped.
+    If the session cannot sample an answer, the list contains a ``Stopped`` object for this answer.
     """
 
     async def generate_one() -> Sample | Stopped:

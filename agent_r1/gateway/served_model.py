@@ -79,6 +79,6 @@ class ServedModel:
 
 
 def _with_new_ids(choice: Choice) -> Choice:
-    """Give the tool calls of a choice new random ids."""
+    """Return a copy of ``choice`` with new random ids for its tool calls."""
     calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
     return replace(choice, message=replace(choice.message, calls=calls))

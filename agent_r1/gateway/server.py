@@ -128,14 +128,17 @@ class Gateway:
         return f"http://{HOST}:{self._server.port}/v1"
 
     def register(self, model: ChatModel, key: str | None = None) -> str:
-        """Give an API key access to ``model``, and return the key. If ``key`` is None, a new key is made."""
+        """Allow requests with the API key ``key`` to use ``model``, and return the key.
+
+        If ``key`` is None, a new key is made.
+        """
         key = key or f"sk-{secrets.token_urlsafe(32)}"
         answers = AnswerLog(model, KEPT_ANSWERS)
         self._accesses[_hash(key)] = _Access(model, answers, asyncio.Semaphore(model.max_concurrent))
         return key
 
     def revoke(self, key: str) -> None:
-        """End the access of an API key. Its requests in progress fail with HTTP status 401."""
+        """Make an API key invalid. Requests in progress with this key fail with HTTP status 401."""
         self._accesses.pop(_hash(key)).answers.close()
 
     async def start(self) -> None:

@@ -43,13 +43,13 @@ NUM_SAMPLED = 32
 class Band:
     """Limits on the differences between log-probabilities of server and trainer, in nats.
 
-    Differences up to the limits count as rounding errors.
+    Differences up to the limits count as rounding errors. An update of the weights changes a log-probability by t in
+    the trainer, and by s in the server.
 
     Attributes:
         mean: the limit on the mean absolute difference.
         maximum: the limit on a single absolute difference.
-        floor: the smallest limit on the absolute difference between two changes of a log-probability in an update of
-            the weights: the server's change and the trainer's change. The limit grows with the trainer's changes (see
+        floor: the smallest limit on |s - t|. The limit is higher if the trainer's changes t are large (see
             ``SAME_CHANGE``).
     """
 

@@ -2,8 +2,8 @@
 
 In PyTorch, a decode step of a small model makes about a hundred calls of operations, and the calls take longer than the
 arithmetic. In C++, a decode step is one call, and computes only the rows of the KV cache whose sequences are being
-sampled. The result for a row is bitwise the same for any number of threads and any other rows. The results differ from
-PyTorch's results only by rounding errors.
+sampled. The bits of a row's result depend neither on the number of threads nor on the other rows. The results differ
+from PyTorch's results only by rounding errors.
 
 A prefill runs the code of a decode step for several successive tokens, and computes no logits. So a token gets the same
 keys and values in a prefill and in a decode step.
@@ -45,8 +45,8 @@ than the C++ code.
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
-"""Largest accepted difference between a logit that C++ computes and PyTorch's logit, divided by the largest absolute
-logit."""
+"""Largest accepted relative difference between the logits of C++ and the logits of PyTorch. The relative difference is
+the largest difference of two logits, divided by PyTorch's largest absolute logit."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
@@ -209,9 +209,9 @@ class NativeDecoder:
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the largest difference between a logit of the C++ code and the same logit of PyTorch.
+        """Return the relative difference between the logits of the C++ code and the logits of PyTorch.
 
-        The difference is divided by the largest absolute logit.
+        The relative difference is the largest difference of two logits, divided by PyTorch's largest absolute logit.
         """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]

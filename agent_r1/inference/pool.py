@@ -295,8 +295,8 @@ class _Member:
         is_recovered: whether a fenced server takes part in the next update of the weights.
         num_requests: the number of requests that the server has, or that wait for a slot.
         num_failures: the number of failed requests since the last successful request.
-        last_answer: the time of the last answer to a request or a probe; or, if later, the time at which the server got
-            a request while it had no other request.
+        last_answer: the time of the latest of these events: an answer to a request, an answer to a probe, or the
+            arrival of a request while the server has no other request. :meth:`is_silent` measures the time since then.
     """
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
@@ -356,7 +356,7 @@ class _Member:
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether the server has requests, but sent no answer for more than ``seconds``.
+        """Return whether the server has requests, but sent no answer for more than ``seconds`` seconds.
 
         Return False if the server failed before, and so gets no more requests.
         """
@@ -366,8 +366,9 @@ class _Member:
     def check_version(self, piece: Piece, before: int | None) -> None:
         """Raise ReplicaError if weights of an unexpected version sampled a token of ``piece``.
 
-        ``before`` is the version that the server had when the request was sent. All versions from ``before`` to the
-        server's current version are expected.
+        The argument ``before`` is the server's version when the request was sent. The expected versions are this
+        version, the server's current version, and all versions between them. If ``before`` or the current version is
+        None, nothing is checked.
         """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:

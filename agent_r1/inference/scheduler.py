@@ -85,12 +85,11 @@ class PrefillPlan:
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
         compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies into the empty slots of new sequences. If another slot holds a sequence with the same
-            first tokens, the keys and values of these tokens are copied from the other slot.
-        remainders: the chunks that follow the copied tokens in these new sequences. They are computed after
-            ``prefix_copies``.
-        copies: copies for sequences that another slot holds completely. The keys and values that the sequence's own
-            slot lacks are copied from the other slot.
+        prefix_copies: copies into slots that hold no token of their sequence. Another slot holds the first tokens of
+            the sequence. The keys and values of these tokens are copied from the other slot.
+        remainders: the chunks that complete the sequences of ``prefix_copies``: all tokens after the copied tokens.
+        copies: copies for sequences that another slot holds completely. Only the keys and values that the sequence's
+            own slot lacks are copied from the other slot. After the copy, no token of the sequence has to be computed.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)

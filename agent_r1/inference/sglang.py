@@ -45,7 +45,7 @@ WHOLE_DISTRIBUTION: Mapping[str, float] = {
 """Sampling parameters that exclude no token and change no probability."""
 
 TokenLogprob = tuple[float | None, int, str | None]
-"""A token in an answer of SGLang: (log-probability, token id, text).
+"""A token of a prompt or of a completion, in a response of an SGLang server: (log-probability, token id, text).
 
 The log-probability is None for the first token of a prompt.
 """

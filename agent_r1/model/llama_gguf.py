@@ -149,6 +149,6 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return GPT-2's pre-tokenizer. With the name "smollm", each digit is first made a word of its own."""
+    """Return GPT-2's pre-tokenizer. If ``name`` is "smollm", the pre-tokenizer also splits numbers into digits."""
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

@@ -89,11 +89,12 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The shift of the positions of later tokens that the image causes: 0 or negative.
+        """The number that the image adds to (position - index) of every later token: 0 or negative.
 
-        Usually, an image with k features increases the position of the next token by k, and the shift is 0. If each
-        token has three positions (time, height, width), an image with h rows and w columns of features increases the
-        three positions of the next token by max(h, w) instead of h * w. Then the shift is max(h, w) - h * w.
+        An image with k features increases the index of the next token by k. If each token has one position, the image
+        also increases the position by k, and the number is 0. If each token has three positions (time, height, width),
+        an image with h rows and w columns of features increases the three positions of the next token only by
+        max(h, w). Then the number is max(h, w) - h * w.
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -254,15 +255,15 @@ def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, feat
 def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Tensor:
     """Return the positions (time, height, width) of each token: (3, B, T), for B rows of T tokens.
 
-    The three positions of a text token are equal.
+    The three positions of a text token are equal. The three positions of an image's feature 0 are also equal.
 
     Args:
         index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
             tokens of text.
         images: the images, in the order of their features.
         first: (B,) one number for each row. If the first token of the row is text, the number is the position of this
-            token. If the first token is feature i of an image, the number is i plus the position of feature 0 of the
-            image. The three positions of feature 0 are equal.
+            token. If the first token is feature i of an image, the number is i plus the position of the image's
+            feature 0.
     """
     coordinates = torch.cat([pixels.coordinates for pixels in images], dim=1).to(index.device)  # (3, F)
     within = torch.cat([torch.arange(pixels.count) for pixels in images]).to(index.device)  # (F,) place in its image

@@ -132,7 +132,10 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the line of the template at which an error was raised. jinja2 adds these lines to the traceback."""
+    """Return the number of the template line that raised ``error``, or None if the line is unknown.
+
+    jinja2 writes the numbers of template lines into the traceback.
+    """
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):

@@ -91,11 +91,11 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Return ``text`` with each placeholder replaced by a mark, and then each COPY replaced by a placeholder.
+        """Convert the output of a chat template to a marked text: a mark (a random text) stands for each image.
 
-        ``text`` is the output of a chat template. In ``text``, each placeholder stands for an image. The text COPY
-        stands for a placeholder that a message contained as text, without an image (see the module). In the result, a
-        mark (a random text) stands for each image.
+        In ``text``, each placeholder, such as ``<|image_pad|>``, stands for an image, and becomes a mark. The text COPY
+        stands for a placeholder that a message contained as text, without an image (see the module). Each COPY becomes
+        this placeholder again.
         """
         if self._images is None:
             return text

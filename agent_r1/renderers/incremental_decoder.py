@@ -35,11 +35,13 @@ class IncrementalDecoder:
         return len(self._pending)
 
     def add(self, ids: Sequence[int]) -> str:
-        """Add tokens, and return the text that becomes final.
+        """Add ``ids`` to the pending tokens, and return the text that becomes final.
 
-        If the last character is complete, no token stays pending. If the last character is incomplete, all tokens stay
-        pending and the result is "". But if these are more than ``MAX_PENDING`` tokens, only the last few of them stay
-        pending, and the result is the text of the other tokens.
+        - If the last character is complete, no token stays pending. The result is the text of all pending tokens.
+        - If the last character is incomplete, and at most ``MAX_PENDING`` tokens are pending, all of these tokens stay
+          pending. The result is "".
+        - If the last character is incomplete, and more tokens are pending, only the last few stay pending. The result
+          is the text of the others.
         """
         self._pending += tuple(ids)
         text = self._text_of(self._pending)

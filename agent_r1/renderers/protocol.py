@@ -41,7 +41,9 @@ class ImageExpander(Protocol):
     def placeholder(self) -> str: ...
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the placeholder of an image: one placeholder for each feature vector.
+        """Return the text that replaces the single placeholder that a chat template writes for an image.
+
+        The text contains the placeholder once for each feature vector of the image.
 
         Raises:
             UnsupportedChat: the image cannot be decoded.

@@ -178,10 +178,11 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return approximately how many characters the text of a nested container has.
+    """Return the approximate number of characters of ``value`` as text, or count the values in ``value``.
 
-    ``characters`` is the number of characters that each value needs for quotes and commas. If ``characters`` is 0,
-    return the number of values in the container instead. Counting stops at ``limit``.
+    If the argument ``characters`` is 0, the result is 1 plus the number of elements of ``value`` and of all containers
+    inside ``value``. Otherwise, the result is the approximate number of characters, and the number ``characters`` is
+    added for the quotes and commas of each value. Counting stops when the result reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

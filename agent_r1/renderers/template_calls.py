@@ -1,4 +1,7 @@
-"""The methods that a chat template may call, and the costs of the filters, methods and tests that it calls."""
+"""The methods that a chat template may call, and the costs of calls.
+
+Each call of a method, of a Jinja filter or of a Jinja test uses up a part of the :class:`Budget` of a render.
+"""
 
 from __future__ import annotations
 

@@ -291,8 +291,8 @@ def _has_iterator(node: nodes.Node) -> bool:
 def _iterated(node: nodes.Node) -> nodes.Node:
     """Return ``node`` without its outer filters, such as ``reverse``.
 
-    Only filters whose names are in ``_ITERATORS`` are removed. The removal stops at the first other filter, and at the
-    first filter ``map``.
+    A filter is removed if its name is in ``_ITERATORS`` and is not "map". The removal begins with the outermost filter,
+    and ends at the first filter that is not removed.
 
     Example:
         For the node ``tools | reverse``, return the node ``tools``.

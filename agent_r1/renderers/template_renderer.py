@@ -1,9 +1,9 @@
 """A renderer for any chat template. It renders a few test conversations to find out how the template behaves.
 
 After an action, new messages follow, such as a tool result. To find the text of the new messages, the renderer renders
-the conversation twice: first without the action, and then with the action and the new messages. The text of the new
-messages is the part of the second text after the action. If the two texts differ before the action, the next turn
-starts a new branch of the trajectory.
+the conversation twice: first without the action, and then with the action and the new messages. In the second text,
+everything after the action is the text of the new messages. If the second text does not begin with the first text, the
+next turn starts a new branch of the trajectory.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ class Evaluation:
         successes: the share of successes.
         model: how well the reward model separates successes from failures.
         baselines: how well each score in ``BASELINES`` separates successes from failures.
-        accuracy: the share of correct predictions; None for the loss "pairs". Success is predicted if the predicted
-            probability is above 0.5. For the loss "regression", success is predicted if the predicted reward is above
-            the setting ``success``.
+        accuracy: the share of correct predictions; None for the loss "pairs". For the loss "outcome", success is
+            predicted if the predicted probability is above 0.5. For the loss "regression", success is predicted if the
+            predicted reward is above the setting ``success``.
         majority: the accuracy of always predicting the more frequent outcome.
         bins: the traces, grouped by their predicted probability into ``BINS`` intervals of equal width. Empty intervals
             are left out. () if the loss is not "outcome".

@@ -1,4 +1,4 @@
-"""A judge: a language model that compares the attempts of a group, behind an OpenAI-compatible endpoint."""
+"""A judge: a language model at an OpenAI-compatible endpoint. The judge compares the attempts of a group."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class Judge:
     """A scorer with one reward: the grade from 0 to 1 that a judge gives to each attempt.
 
     The attribute ``name`` is the name of the reward. One request contains the whole group; attempts with equal texts
-    are sent once. Without a valid answer, each reward
-    of the group is an Unscored with the reason of the failure. The API key is never in this reason, a cache or a log.
+    are sent once. Without a valid answer, each reward of the group is an ``Unscored`` object with the reason of the
+    failure. The API key is never in this reason, a cache or a log.
 
     Example:
         Judge(name="quality", config=JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))

@@ -25,8 +25,8 @@ from agent_r1.reward_models.config import ImplicitReward, Kind, LossName
 from agent_r1.reward_models.traces import PackedTraces, pack_traces
 
 LARGE_MODEL = 400_000
-"""The minimum number of parameters of a model for prefix sharing. With prefix sharing, equal first tokens of several
-traces are computed only once. In a smaller model, prefix sharing saves no time."""
+"""The minimum number of parameters at which a model uses prefix sharing. With prefix sharing, equal first tokens of
+several traces are computed only once. In a model with fewer parameters, prefix sharing saves no time."""
 
 Prefixes = tuple[PrefixStates, ...]
 """The attention keys and values of a prefix: the first tokens, which are equal in all sequences of a batch.

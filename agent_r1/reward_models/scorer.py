@@ -23,7 +23,8 @@ class RewardModelScorer:
     of success. The kind of the model determines what the scorer returns:
 
     - trajectory: the prediction for the whole trajectory.
-    - turns: for each turn, V_k - V_(k-1). V_k is the prediction after turn k, and V_0 = 0.
+    - turns: for each turn, the prediction after the turn minus the prediction before the turn. The prediction before
+      the first turn counts as 0.
     - implicit: for each turn, the number that ``ImplicitReward`` describes.
 
     Example:

@@ -91,9 +91,10 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Draw random tasks until they have N or more traces together. Return all traces of these tasks.
+    """Draw random tasks, and return all traces of these tasks.
 
-    N is the argument ``most``. If N is 0, or greater than the number of ``traces``, return all ``traces``.
+    Tasks are drawn until they have at least ``most`` traces together. So the result can have more than ``most`` traces.
+    If ``most`` is 0, or at least the number of ``traces``, return all ``traces``.
     """
     if most == 0 or len(traces) <= most:
         return tuple(traces)

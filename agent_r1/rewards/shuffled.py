@@ -17,8 +17,8 @@ class ShuffledScorer:
     A policy can learn nothing from shuffled rewards. The mean and the spread of the rewards in a group stay the same. A
     reward with one number per turn first becomes the sum of its numbers.
 
-    All rewards of an attempt stay together: the same attempt gets all of them. The rewards from several shuffled
-    scorers also stay together.
+    If attempt A gets one reward of attempt B, attempt A gets all rewards of attempt B. This includes the rewards from
+    other shuffled scorers.
 
     Example:
         ShuffledScorer(FunctionScorer({"em": exact_match}))

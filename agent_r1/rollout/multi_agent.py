@@ -30,8 +30,8 @@ async def play_game(
     with ``task.messages`` and the first question of the game to the player. If the game asks a player no question, the
     player has a score but no turns.
 
-    If the game fails or takes more than ``seconds``, no trajectory has a reward, and each trajectory whose status
-    allows training gets the status REWARD_FAILED.
+    If the game fails or takes more than ``seconds`` seconds, no trajectory has a reward, and each trajectory whose
+    status allows training gets the status REWARD_FAILED.
 
     Args:
         game: asks the players questions, and returns their scores.

@@ -139,8 +139,8 @@ class BeamSearch:
         values: predicts the sum of the rewards that follow a state (a conversation after the environment's answer).
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
-        temperature: the sampling temperature of all new actions of a turn except the first new action. Used only if
-            the policy's temperature is 0.
+        temperature: used only if the policy's temperature is 0. Then one new action of each turn is sampled at
+            temperature 0, and all other new actions at this temperature.
     """
 
     values: ValueFunction

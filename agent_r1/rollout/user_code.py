@@ -53,9 +53,9 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def validate_transition(given: object) -> Transition:
-    """Return ``given``, the result of an environment's step, as a valid Transition with float rewards.
+    """Convert the result of an environment's step to a valid Transition with float rewards.
 
-    Raise TypeError if a value in ``given`` cannot be shown to a policy, used for training, or stored.
+    Raise TypeError if a value in the result (``given``) cannot be shown to a policy, used for training, or stored.
     """
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
@@ -76,9 +76,9 @@ def validate_transition(given: object) -> Transition:
 
 
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
-    """Return ``given``, the messages of an environment, as valid Messages. OpenAI-style dictionaries are converted.
+    """Return the messages of an environment as valid Messages. OpenAI-style dictionaries are converted.
 
-    Raise TypeError if an element is not a message, or has a value of a wrong type.
+    Raise TypeError if an element of ``given`` is not a message, or has a value of a wrong type.
     """
     messages = []
     for item in given:
@@ -95,7 +95,7 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Return ``given``, the rewards of one trajectory by name, as valid Rewards.
+    """Convert the rewards of one trajectory, by name, to valid Rewards.
 
     Numbers become floats, and tuples of numbers become tuples of floats. None stays None. An object of the class
     Unscored (a scorer could not compute the reward) becomes None. Raise TypeError for a value of any other type.

@@ -155,7 +155,11 @@ class Confinement:
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the bubblewrap options that mount ``paths`` read-only, and create their parent folders below ``top``."""
+    """Yield the bubblewrap options for read-only mounts of ``paths``.
+
+    The first options make bubblewrap create the parent folders of ``paths`` that are inside the folder ``top``, except
+    ``/tmp``.
+    """
     # Only root could read parent folders that bubblewrap creates by itself.
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):

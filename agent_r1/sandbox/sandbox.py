@@ -23,10 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return :attr:`Sandbox.isolation` of a sandbox of this process that does not isolate programs.
+    """Return "none: nothing" if this process has a sandbox that does not isolate programs; otherwise None.
 
-    Such a sandbox has the level "none", and the returned text is "none: nothing". Return None if this process has no
-    such sandbox.
+    Such a sandbox has the level "none". The text "none: nothing" is its :attr:`Sandbox.isolation`.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

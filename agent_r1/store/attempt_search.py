@@ -74,7 +74,7 @@ def read_page(
     limit: int,
     backwards: bool = False,
 ) -> AttemptPage:
-    """Return a page of the list ``listed``: at most ``limit`` attempts.
+    """Return a page of a list of attempts: at most ``limit`` attempts. ``listed`` describes the list.
 
     The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins with
     the first attempt of the list. With ``backwards``, the list is read in reverse order. If ``listed.text`` is given,
@@ -100,10 +100,11 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of all attempts in the list ``listed`` that come after a given attempt.
+    """Return the query for the row ids of the attempts in a list. ``listed`` describes the list.
 
-    The argument ``after`` is the id of the given attempt. If ``after`` is None, the query finds the whole list. If
-    ``after`` is not recorded, the query finds no row. With ``backwards``, the order of the list is reversed.
+    The argument ``after`` is the id of an attempt. The query finds only the attempts that follow this attempt in the
+    list. If ``after`` is None, the query finds the whole list. If ``after`` is not recorded, the query finds no row. If
+    ``backwards`` is true, the order of the list is reversed. The text ``listed.text`` is not part of the query.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending

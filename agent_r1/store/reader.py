@@ -212,7 +212,7 @@ class RunReader:
     def page_attempts(
         self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
     ) -> AttemptPage:
-        """Return a page of the list ``listed``: at most ``limit`` attempts.
+        """Return a page of a list of attempts: at most ``limit`` attempts. ``listed`` describes the list.
 
         The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins
         with the first attempt of the list. With ``backwards``, the list is read in reverse order.

@@ -130,10 +130,10 @@ def _hub(data: Path, read: Read[Question], tested: Sequence[str]) -> Splits[Ques
     If the data set has only one split, or ``data`` names a split (``hf:NAME@SPLIT``), :func:`divide` divides this
     split. Otherwise, the questions come from two splits of the data set:
 
-    - The test questions are the first split in ``tested`` that exists.
-    - From the split ``train``, the questions that are also test questions are left out. The validation questions are a
-      tenth of the others, but at most 128 questions.
-    - The training questions are the rest of the split ``train``.
+    - The test questions are the questions of the first split in ``tested`` that exists.
+    - The validation and training questions come from the split ``train``. First, all test questions are removed from
+      this split. A tenth of the remaining questions, but at most 128, become the validation questions. All other
+      remaining questions become the training questions.
 
     Raises InvalidInput if the data set has no split ``train``, or none of the splits in ``tested``.
     """

@@ -176,10 +176,10 @@ def old(task: Task, title: str, nth: int) -> Wiki:
     """Return a wiki that contains only one page: an outdated edition of the page with the title ``title``.
 
     ``nth`` is the number of the search for this page, from 1. The outdated edition has the values of the true page, but
-    each value stands at a wrong relation. A page has five relations, so there are 44 outdated editions. In each block
-    of three searches, two searches can return an outdated edition (see ``FRESH``). So 44 of the first 66 searches can
-    return an outdated edition, each search a different edition. Any two of the first four editions differ in the value
-    of every relation.
+    each value stands at a wrong relation. A page has five values. There are 44 ways to reorder five values so that each
+    value moves, so a page has 44 outdated editions. In each block of three searches, two searches can return an
+    outdated edition (see ``FRESH``). So 44 of the first 66 searches can return an outdated edition, each search a
+    different edition. Any two of the first four editions differ in the value of every relation.
 
     Example:
         Shortened to three relations: if the true page is {"mayor": "Bruno", "river": "Dovra", "twin": "Elam"}, an

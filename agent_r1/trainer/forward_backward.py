@@ -374,8 +374,8 @@ def _critic_values(
 ) -> StateValues:
     """Return the critic's values in a micro-batch: before each token (n,), and after the action of each turn (s,).
 
-    The values have a gradient. If the critic reads log-probabilities, the value before a token depends only on the
-    log-probabilities of earlier tokens.
+    The values have a gradient. The value before a token depends only on earlier tokens. If the critic reads
+    log-probabilities, the value also depends on the log-probabilities of these earlier tokens.
     """
     logprobs = None
     if critic.logprob_input is not None:

@@ -198,9 +198,10 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call the :class:`RankTrainer` method named ``method`` on each rank. Return one result per rank, in order.
+        """Call a :class:`RankTrainer` method on each rank, and return one result per rank, in order.
 
-        Then update ``micro_tokens``, because the ranks lower this number if memory runs out.
+        ``method`` is the name of the method. Before the return, ``micro_tokens`` is updated, because the ranks lower
+        this number if memory runs out.
         """
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]

@@ -177,8 +177,8 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
     """Take an optimizer step with one learning rate per parameter group.
 
-    In an optimizer of torchao, learning rates are tensors, and the step is compiled. On a CPU, the step is not
-    compiled, because a C++ compiler can be missing there.
+    An optimizer of torchao stores learning rates as tensors, and compiles its step. If all parameters are on a CPU,
+    this function turns the compilation off, because a C++ compiler can be missing.
     """
     on_cpu = True
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):

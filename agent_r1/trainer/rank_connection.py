@@ -37,7 +37,7 @@ class RankListener:
     def accept(self, seconds: float) -> tuple[int, Connection] | None:
         """Return (index, connection) of the next rank that connects and proves that it knows the key.
 
-        Return None if no client connects within ``seconds``, or if the next client does not know the key.
+        Return None if no client connects within ``seconds`` seconds, or if the next client does not know the key.
         """
         if not wait([self._socket], seconds):
             return None

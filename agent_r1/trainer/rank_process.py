@@ -85,7 +85,7 @@ def serve_rank(pipe: Connection) -> None:
 
 
 class _Rank:
-    """The object that a rank holds. The request :class:`Start` makes the object; later requests use the object."""
+    """The state of a rank: an object that the request :class:`Start` makes, and that later requests use."""
 
     def __init__(self) -> None:
         self._held: Any = None

@@ -74,7 +74,7 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     """Return metrics of rewards and of excluded attempts. ``kept`` is ``selection`` after the filters of the algorithm.
 
     - ``reward``: mean reward of the trainable attempts, including filtered attempts; NaN if no attempt is trainable.
-    - ``reward_spread``: mean over the groups of the standard deviation of the rewards within a group.
+    - ``reward_spread``: standard deviation of the rewards within a group, averaged over the groups.
     - ``constant_groups``: share of the groups in which all rewards are equal.
     - ``failed``: number of attempts that cannot be used for training.
     - ``filtered``: number of trainable attempts that the algorithm's filters excluded.

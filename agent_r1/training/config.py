@@ -77,7 +77,7 @@ class TasksetConfig(BaseModel):
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
     """File of questions, or hf:NAME for a data set on the Hugging Face hub. Task set wikifilm: a file of pages,
-    from which questions are built. Task set multihop: also a TOML file that lists several data sets."""
+    from which questions are built. Task set multihop: one of these, or a TOML file that lists several data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""
@@ -167,10 +167,10 @@ class RunConfig(TasksetConfig):
     """Maximum number of episodes that run at the same time."""
 
     episode_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of an episode in seconds. A longer episode is dropped."""
+    """Time limit of an episode, in seconds. A longer episode is dropped."""
 
     score_seconds: float = Field(default=600.0, gt=0)
-    """Time limit of each scorer for a group in seconds. If a scorer takes longer, the group is dropped."""
+    """Time limit for each scorer to score a group, in seconds. If a scorer takes longer, the group is dropped."""
 
     pass_k: int = Field(default=0, ge=0)
     """Number k for pass@k, the probability that at least one of k sampled attempts is right; 0: no pass@k. The same

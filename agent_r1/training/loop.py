@@ -171,8 +171,10 @@ async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateRep
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the latest completed step if the block raises ShutdownRequested. After any other error, wait until a running
-    save ends."""
+    """Save the latest completed step if the ``async with`` block raises ShutdownRequested.
+
+    If the block raises any other error, wait until no save is running.
+    """
     try:
         yield
     except ShutdownRequested:

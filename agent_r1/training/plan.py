@@ -36,8 +36,8 @@ STEPS, RECORDED_STEPS = 6, 24
 """:func:`plan_cluster` simulates ``STEPS`` steps. :func:`plan_recorded` simulates ``RECORDED_STEPS`` steps."""
 
 MAX_ENGINES = 8
-"""The largest number of simulated engines. If a run has more engines, only ``MAX_ENGINES`` engines and the same share
-of the attempts are simulated."""
+"""The largest number of simulated engines. If a run has more engines, only ``MAX_ENGINES`` engines are simulated, and
+the number of simulated attempts is reduced by the same factor."""
 
 USABLE_MEMORY = 0.9
 
@@ -313,10 +313,10 @@ def _predict(
 
     The staleness of asynchronous training is ``config.max_staleness``, but at least 1.
 
-    ``groups`` are the groups of all ``steps`` simulated steps. At most ``MAX_ENGINES`` engines are simulated. If the
-    cluster has more engines, a simulated step has fewer groups than a real step. Then the trainer's cost per token is
-    multiplied by (groups of a real step) / (groups of a simulated step), so that the update takes as long as in a real
-    step.
+    ``groups`` holds the groups of all simulated steps, and ``steps`` is the number of these steps. At most
+    ``MAX_ENGINES`` engines are simulated. If the cluster has more engines, a simulated step has fewer groups than a
+    real step. Then the trainer's cost per token is multiplied by (groups of a real step) / (groups of a simulated
+    step), so that the update takes as long as in a real step.
     """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps

@@ -16,11 +16,15 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
 
-    ``trainer`` and ``engine`` are the data types. The correction is an importance weight per token. ``given`` has the
-    dotted keys of the settings that the user gave. In these cases, no correction is added:
+    The correction is an importance weight per token. In these cases, no correction is added:
 
     - The algorithm has a correction already, or cannot have a correction.
     - A key in ``given`` begins with ``algorithm.correction``.
+
+    Args:
+        trainer: the data type in which the trainer computes.
+        engine: the data type in which the engine computes.
+        given: the dotted keys of the settings that the user gave.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

@@ -1,4 +1,4 @@
-"""Checks before a run writes files: whether settings, algorithm, policy and tasks fit together."""
+"""Checks that settings, algorithm, policy and tasks fit together. A run is checked before it writes files."""
 
 from __future__ import annotations
 

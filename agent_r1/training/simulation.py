@@ -38,10 +38,12 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    A decode step computes one token for each running sequence, in one or more decode batches. Let b be the number of
-    running sequences, n = ceil(b / ``rows``) the number of decode batches, and K the number of tokens in the KV cache.
-    The decode step takes ``n * step + max(b * sequence, n * weights + K * context)`` seconds. The times ``step``,
-    ``sequence``, ``weights`` and ``context`` are listed below.
+    A decode step computes one token for each running sequence, in one or more decode batches. The seconds of a decode
+    step are the fixed seconds of its batches, plus the larger of two times: the arithmetic of the sequences, and the
+    reading of the weights, keys and values. Let b be the number of running sequences, n = ceil(b / ``rows``) the number
+    of decode batches, and K the number of tokens in the KV cache. With the attributes listed below, the seconds are
+
+        n * step + max(b * sequence, n * weights + K * context)
 
     Attributes:
         step: fixed seconds of a decode batch.

@@ -178,9 +178,9 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _fit(first: Sequence[float], second: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the costs (a, b), at least 0 each, for which a * ``first`` + b * ``second`` fits the measured times best.
+    """Return the costs (a, b), at least 0 each, that predict measured times with the least squared error.
 
-    ``seconds`` holds the measured times. The best fit has the least squared error.
+    The measured time i is ``seconds[i]``. The predicted time i is a * ``first[i]`` + b * ``second[i]``.
     """
     ff, ss = _dot(first, first), _dot(second, second)
     fs, fy, sy = _dot(first, second), _dot(first, seconds), _dot(second, seconds)

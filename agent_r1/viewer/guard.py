@@ -44,7 +44,8 @@ class Guard:
     user gets the cookie from an address with ``token=TOKEN`` in its query. The guard then redirects the browser to the
     address without the token.
 
-    ``cookie`` is the name of the cookie. It contains the port, because browsers send a cookie to all ports of a host.
+    ``cookie`` is the name of the cookie. The name contains the port, because browsers share cookies between all ports
+    of a host: with equal names, two viewers would overwrite each other's cookie.
     """
 
     app: ASGIApp

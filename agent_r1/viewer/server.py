@@ -16,13 +16,13 @@ DRAIN_SECONDS = 2
 
 
 class ViewerServer(ThreadedServer):
-    """A server on loopback. It answers only browsers that know a secret text, the token.
+    """A server on loopback, which answers only browsers that know a secret access token.
 
     Raise InvalidInput if ``port`` cannot be used; 0 stands for any free port.
 
     Attributes:
         port: the port that the server listens on.
-        url: the address of the first page, with the token.
+        url: the address of the first page, including the access token.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
@@ -42,5 +42,5 @@ class ViewerServer(ThreadedServer):
         super().__init__(listening, config, "viewer")
 
     def address(self, path: str) -> str:
-        """Return the address of the page at ``path``, with the token."""
+        """Return the address of the page at ``path``, including the access token."""
         return f"http://{HOST}:{self.port}{path}?token={self._token}"

@@ -27,7 +27,7 @@ TokenFigures = Mapping[str, float | None]
 """
 
 MAX_TOKENS = 20_000
-"""The largest number of tokens that a page shows one by one. The attempts on the page share it equally.
+"""The largest number of tokens that a page shows one by one. Each attempt gets an equal part of this number.
 
 A turn with more tokens than are left for its attempt is shown only as text.
 """

@@ -18,7 +18,7 @@ class RefusedBody(Exception):
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Return the body of a request.
 
-    Raise RefusedBody if the body has more than ``max_bytes`` bytes, or does not arrive within ``seconds``.
+    Raise RefusedBody if the body has more than ``max_bytes`` bytes, or does not arrive within ``seconds`` seconds.
     """
     body = bytearray()
     try:

@@ -156,9 +156,9 @@ class EnvironmentWorker:
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
 
     def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return an HTTP endpoint that checks the token, and answers with the result of ``handler``.
+        """Return an HTTP endpoint that checks a request's access token, and answers with the result of ``handler``.
 
-        If the handler fails, the answer is an error status and one line of text.
+        If the check or ``handler`` fails, the answer is an error status and one line of text.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -178,7 +178,7 @@ class EnvironmentWorker:
         return endpoint
 
     def _authenticate(self, request: Request) -> None:
-        """Raise _RefusedRequest if the token is wrong, or if a web page in a browser may have sent the request."""
+        """Raise _RefusedRequest if the access token is wrong, or if a web page may have sent the request."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
             raise _RefusedRequest(401, f"the token is missing or wrong: set {TOKEN_VARIABLE}")

@@ -74,9 +74,9 @@ def open_renderer(
 
 
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
-    """Return the first format that can parse the tool calls of the tokenizer's chat template.
+    """Return the first format that can parse tool calls as the tokenizer's chat template writes them.
 
-    If there is none, return Hermes, which works for an agent without tools.
+    If no format can parse them, return Hermes, which works for an agent without tools.
 
     Raises:
         UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.
@@ -102,7 +102,8 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
     """Check that the renderer can be used with the tools.
 
     Raises:
-        UnsupportedChat: the chat template cannot show tools, or the format cannot parse the calls of the template.
+        UnsupportedChat: the chat template cannot show tools, or the format cannot parse tool calls as the template
+            writes them.
         InvalidInput: the settings of the format ``tags`` do not fit the tools (see :meth:`Tags.check`).
     """
     if isinstance(renderer.tool_format, Tags):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent_r1.renderers.formats.tool_format import THINK_CLOSE, THINK_OPEN
 
 _PARTIAL_FENCE = re.compile(r"```\w*[ \t]*")
-"""Matches a Markdown code fence, perhaps with a part of a language name, at the end of the text that was sampled so far.
+"""Matches a Markdown code fence, perhaps with a part of a language name, at the end of the text sampled so far.
 
 Only the text after the fence shows whether the fence opens or closes a block of code.
 """

@@ -1,8 +1,8 @@
 """The two processes of the grader. One process runs the candidate: untrusted code that defines functions. The other
 process runs the tests, which call these functions.
 
-Arguments and results are sent as JSON. Plain values, dates and containers are sent as data, and types and pure
-functions by name. A result of any other type stays in the candidate's process, and only an index is sent. A result of a
+Arguments and results are sent as JSON. Plain values, dates and containers are sent as data. Types and pure functions
+are sent by name. A result of any other type stays in the candidate's process, and only an index is sent. A result of a
 subclass of ``list`` is sent as a plain list, because a subclass can define an ``__eq__`` that is always true. Each
 process creates the received values itself, from a fixed list of types.
 """

@@ -48,7 +48,9 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
 
 
 def match_shape(gold: str, said: str) -> str:
-    r"""Return the gold answer in the notation of ``said``: a vector becomes a tuple if ``said`` is a tuple.
+    r"""Return the right answer ``gold`` in the notation of the agent's answer ``said``.
+
+    A vector becomes a tuple if the agent's answer is a tuple.
 
     Example:
         match_shape(r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,3)") == "(1,2)"

@@ -100,8 +100,8 @@ def _checked(row: JsonRecord, name: str, kind: TypeAdapter[list[T]], value: Any,
         name: the field of ``row`` that contains ``value``.
         whose: the possessive of the format's name, such as "MuSiQue's".
 
-    Raises InvalidInput if ``value`` is invalid. The message contains both names: "give paragraphs as MuSiQue's files
-    do".
+    Raises InvalidInput if ``value`` is invalid. The message contains ``name`` and ``whose``, as in "give paragraphs as
+    MuSiQue's files do".
     """
     try:
         return kind.validate_python(value or [])

@@ -109,7 +109,7 @@ class WorldKey:
 
     Attributes:
         owner: the name of the list of surnames: "train", "validation" or "test".
-        number: a text that distinguishes the worlds with the same list of surnames, such as "0".
+        number: a text, for example "0". Keys with different texts give different worlds.
         held_out_wordings: whether the pages use wordings that no page of training uses.
         held_out_relations: whether every page has facts of two relations that no page of training has.
 

@@ -49,10 +49,11 @@ RECIPE: Mapping[str, Any] = {
 
 
 def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
-    """Build the task set. ``data`` contains the pages, or is a TOML file of settings.
+    """Build the task set from pages about films.
 
-    If ``corpus`` is None, the agent searches these pages. Raises InvalidInput if a file is missing or malformed, or
-    has too few films for questions.
+    ``data`` holds these pages, or is a TOML file (see ``Settings``) that says where the pages are. If ``corpus`` is
+    None, the agent searches the pages from which the questions are built. Raises InvalidInput if a file is missing or
+    malformed, or if the pages have too few films for questions.
     """
     settings = read_settings(data)
     pages = read_pages(settings.data)

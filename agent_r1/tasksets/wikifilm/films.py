@@ -121,7 +121,7 @@ def _director(text: str) -> str | None:
 
 
 def _only_name(text: str) -> str | None:
-    """Return the name with which the text begins. A description before the name is skipped.
+    """Return the person's name at the beginning of ``text``, or directly after a description at the beginning.
 
     Return None if there is no name, or if there are several names.
 

@@ -290,7 +290,7 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 
 @contextmanager
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
-    """Yield a temporary folder. After the block, add a manifest, and move the temporary folder to the path ``folder``.
+    """Yield a temporary folder. After the ``with`` block, add a manifest, and move the temporary folder to ``folder``.
 
     The manifest has a hash of each file, the seal (a hash of all rows that the run has recorded), and ``fingerprint``.
     After an error, ``folder`` stays unchanged.

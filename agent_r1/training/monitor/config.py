@@ -32,7 +32,7 @@ class MonitorConfig(BaseModel):
 
     idle_steps: int = Field(default=20, ge=1)
     """Stop the run after this many consecutive steps in which no attempt was trained. Each such step gives a warning.
-    A run of at most this many steps in total only gets the warnings."""
+    If the run's total number of steps is at most this number, the run only gets the warnings."""
 
     ratio_deviation: float | None = Field(default=None, gt=0)
     """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: the limit

@@ -61,8 +61,8 @@ class ResourceRequest:
 def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluster: Resources) -> list[ResourceRequest]:
     """Return the resources that each process needs: first the ranks of the trainer, then the vLLM servers.
 
-    Each rank needs a GPU if this process uses a GPU. Each server needs GPUs if the cluster has GPUs. ``cpus`` is the
-    number of CPU cores for each process.
+    Each rank needs a GPU if ``config.device`` begins with "cuda", or is "auto" and ``hardware`` has a GPU. Each server
+    needs GPUs if the cluster has GPUs. ``cpus`` is the number of CPU cores for each process.
 
     Raises InvalidInput if there is no process to start, or if the settings name the GPUs of servers.
     """
@@ -84,9 +84,10 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 
 
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
-    """Raise InvalidInput if a Ray cluster can never fulfill all requests. Ray itself would only wait.
+    """Raise InvalidInput if a Ray cluster has too few resources for the requests. Ray itself would only wait.
 
-    Each process runs on a single node. ``nodes`` has the resources of each node, both used and free.
+    Each request is for one process on a single node, so no request may need more than the largest node has. ``nodes``
+    has the resources of each node, both used and free.
     """
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
