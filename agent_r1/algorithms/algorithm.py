@@ -365,13 +365,14 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
 
 
 def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Convert the targets of time steps to targets of turns. Return the result as a copy of ``targets``.
+    """Return a copy of ``targets`` whose tensors ``after_action`` have one element per turn, not one per time step.
 
     A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. There are D time steps,
     and S = ``count`` turns. ``turns`` (D,) is the index of the last turn of each time step.
 
-    The tensors ``after_action`` are (D,) in ``targets``, and (S,) in the copy. In the copy, the last turn of each time
-    step gets the target and the weight of the time step. All other turns get target 0 and weight 0.
+    Only ``targets.target.after_action`` and ``targets.weight.after_action`` change: from shape (D,) to shape (S,). The
+    last turn of each time step gets the target and the weight of the time step. All other turns get target 0 and
+    weight 0.
     """
 
     def scatter(values: StateValues) -> StateValues:

@@ -61,11 +61,13 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 
 
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
-    """Return a preset, or an algorithm of a file (``my_file.py:MINE``), changed by ``settings``.
+    """Return a preset, or an algorithm of a file, changed by ``settings``.
+
+    ``name`` is the name of a preset, or a file and a variable in the file, such as ``my_file.py:MINE``. A preset that
+    does not exist any more is accepted if ``settings`` contains every component, as the settings of a stored run do.
 
     ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
-    ``loss.clip_high`` changes a parameter. If ``settings`` contains every component, as the settings of a stored run
-    do, a preset with the name ``name`` need not exist. A file must always exist.
+    ``loss.clip_high`` changes a parameter.
 
     Raises:
         InvalidInput: a name or a key is unknown, the file cannot be run, a value is invalid, or the components do not

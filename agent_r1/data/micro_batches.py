@@ -118,15 +118,13 @@ def plan_passes(blocks: Sequence[Block], max_tokens: int, sharing: PrefixSharing
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches until all sequences are used. All sequences of a block are in the same micro-batch.
+    """Yield micro-batches that contain all sequences of ``blocks``. All sequences of a block are in one micro-batch.
 
-    A micro-batch has at most ``max_tokens`` tokens, including padding. But a block with more than ``max_tokens`` tokens
-    becomes a micro-batch of its own. The share of padding in a micro-batch of several blocks stays below
-    ``MAX_PADDING``. Blocks with branches (``TokenSequence.has_branches``) never share a micro-batch with blocks without
-    branches.
+    :attr:`MicroBatch.padded_size` is at most ``max_tokens``, unless the micro-batch consists of a single block. The
+    share of padding in a micro-batch of several blocks stays below ``MAX_PADDING``. Blocks with branches
+    (``TokenSequence.has_branches``) never share a micro-batch with blocks without branches.
 
-    ``prefix`` is the length of the common prefix of all sequences. The prefix counts in ``max_tokens`` once per
-    sequence.
+    ``prefix`` is the length of the common prefix, which the sequences do not contain (:attr:`MicroBatch.prefix`).
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -156,12 +154,13 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of one row each, until all sequences are used.
+    """Yield micro-batches of one row each, which contain all sequences of ``blocks``.
 
-    A row has at most ``max_tokens`` tokens. But a block with more tokens becomes a row of its own. The sequences stand
-    in the row one after the other, without padding. ``prefix`` is the length of the common prefix of all
-    sequences. A token attends only to its own sequence and to the prefix. The prefix counts in ``max_tokens`` once per
-    row.
+    All sequences of a block are in one row. The sequences stand in the row one after the other, without padding.
+    :attr:`MicroBatch.padded_size` is at most ``max_tokens``, unless the row consists of a single block.
+
+    ``prefix`` is the length of the common prefix, which the sequences do not contain (:attr:`MicroBatch.prefix`). A
+    token attends only to its own sequence and to the common prefix.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):

@@ -136,8 +136,8 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common first tokens only once.
 
     The result is a tree of tokens in depth-first order. Two tokens become one token of the tree if they and all tokens
-    before them are equal. The result has the predicted tokens of all ``sequences``, and the ``trajectory`` of the first
-    sequence.
+    before them are equal. A token that is predicted in one of ``sequences`` is also predicted in the result. The result
+    has the ``trajectory`` of the first sequence.
 
     Example: the sequences 70 71 72 73 and 70 71 74 become
         ids           70 71 72 73 74

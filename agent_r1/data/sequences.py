@@ -45,7 +45,7 @@ class TokenSequence:
     subtree_end: Tensor
     """(T,) index e for each token j: exactly the tokens j .. e - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) index in the sequence at which the logits predict each predicted token."""
+    """(n,) indices in the sequence. The logits at the k-th index predict the k-th predicted token."""
     token_positions: Tensor
     """(n,) index of each predicted token in the sequence."""
     tokens: Tensor

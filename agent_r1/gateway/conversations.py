@@ -55,13 +55,10 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether an assistant message in ``messages`` follows the same conversation as a sent action.
+    """Return whether ``messages`` have an assistant message at the place of a sent action.
 
-    The assistant message is not compared with the action. So the result is True even for the unchanged action.
-
-    The caller uses the result only if ``messages`` start a new branch. In this case, True usually means that the client
-    changed the action or the tools: with the same action and tools, ``messages`` would continue the branch of the
-    action.
+    The place of an action is after exactly the messages that preceded the action. The assistant message is not compared
+    with the action. So the result is True for a changed answer, and also for an unchanged answer.
 
     Example: the policy answered "2+2?" with "4". The result is True for "2+2?", "4" and for "2+2?", "five". The result
     is False for "3+3?", "five".

@@ -1,9 +1,8 @@
 """Decode steps and prefill of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
 
 In PyTorch, a decode step of a small model makes about a hundred calls of operations, and the calls take longer than the
-arithmetic. In C++, a decode step is one call, and computes only the rows of the KV cache whose sequences are being
-sampled. The bits of a row's result depend neither on the number of threads nor on the other rows. The results differ
-from PyTorch's results only by rounding errors.
+arithmetic. In C++, a decode step is one call. The results differ from PyTorch's results only by rounding errors. The
+bits of a sequence's result depend neither on the number of threads nor on the other sequences.
 
 A prefill runs the code of a decode step for several successive tokens, and computes no logits. So a token gets the same
 keys and values in a prefill and in a decode step.
@@ -45,8 +44,8 @@ than the C++ code.
 
 CHECKED_TOKENS = 24
 CHECK_TOLERANCE = 1e-4
-"""Largest accepted relative difference between the logits of C++ and the logits of PyTorch. The relative difference is
-the largest difference of two logits, divided by PyTorch's largest absolute logit."""
+"""Largest accepted relative difference between the logits of C++ and the logits of PyTorch
+(:meth:`NativeDecoder._measure_gap`)."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
@@ -211,7 +210,8 @@ class NativeDecoder:
     def _measure_gap(self) -> float:
         """Return the relative difference between the logits of the C++ code and the logits of PyTorch.
 
-        The relative difference is the largest difference of two logits, divided by PyTorch's largest absolute logit.
+        Each logit of the C++ code is compared with the same logit of PyTorch. The largest absolute difference is
+        divided by PyTorch's largest absolute logit.
         """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]

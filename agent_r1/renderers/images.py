@@ -91,11 +91,14 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Convert the output of a chat template to a marked text: a mark (a random text) stands for each image.
+        """Convert the output of a chat template to a marked text. A mark (a random text) stands for each image.
 
-        In ``text``, each placeholder, such as ``<|image_pad|>``, stands for an image, and becomes a mark. The text COPY
-        stands for a placeholder that a message contained as text, without an image (see the module). Each COPY becomes
-        this placeholder again.
+        First, each placeholder in ``text``, such as ``<|image_pad|>``, becomes a mark. Then each text COPY (see the
+        module) becomes a placeholder.
+
+        Example:
+            "No image: COPY. Image: <|image_pad|>" becomes
+            "No image: <|image_pad|>. Image: MARK"
         """
         if self._images is None:
             return text

@@ -178,11 +178,11 @@ def size_of(value: Any, limit: int = 2**62) -> int:
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Return the approximate number of characters of ``value`` as text, or count the values in ``value``.
+    """Count ``value`` and the elements in ``value``, or estimate the length of ``value`` as text.
 
-    If the argument ``characters`` is 0, the result is 1 plus the number of elements of ``value`` and of all containers
-    inside ``value``. Otherwise, the result is the approximate number of characters, and the number ``characters`` is
-    added for the quotes and commas of each value. Counting stops when the result reaches ``limit``.
+    With ``characters=0``, return 1 plus the number of elements of ``value`` and of all containers inside ``value``.
+    Otherwise, return the estimated length of the text. The estimate adds ``characters`` for ``value`` and for each
+    element, because of quotes and commas. Counting stops when the result reaches ``limit``.
     """
     total, waiting = 0, [value]
     while waiting and total < limit:

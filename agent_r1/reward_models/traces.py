@@ -91,10 +91,10 @@ def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceS
 
 
 def draw_traces(traces: Sequence[Trace], most: int, seed: int) -> tuple[Trace, ...]:
-    """Draw random tasks, and return all traces of these tasks.
+    """Draw random tasks one by one, and return all traces of the drawn tasks.
 
-    Tasks are drawn until they have at least ``most`` traces together. So the result can have more than ``most`` traces.
-    If ``most`` is 0, or at least the number of ``traces``, return all ``traces``.
+    Drawing stops when the number of drawn traces reaches the limit ``most``. The traces of the last task are all in the
+    result, so the result can exceed the limit. If ``most`` is 0, return all ``traces``.
     """
     if most == 0 or len(traces) <= most:
         return tuple(traces)

@@ -139,8 +139,8 @@ class BeamSearch:
         values: predicts the sum of the rewards that follow a state (a conversation after the environment's answer).
         beams: B, the number of conversations that are kept after each turn.
         candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
-        temperature: used only if the policy's temperature is 0. Then one new action of each turn is sampled at
-            temperature 0, and all other new actions at this temperature.
+        temperature: if the policy's temperature is 0, all new actions of a turn except one are sampled at
+            ``temperature``. If the policy's temperature is above 0, ``temperature`` is not used.
     """
 
     values: ValueFunction

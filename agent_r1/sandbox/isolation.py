@@ -157,8 +157,8 @@ class Confinement:
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
     """Yield the bubblewrap options for read-only mounts of ``paths``.
 
-    The first options make bubblewrap create the parent folders of ``paths`` that are inside the folder ``top``, except
-    ``/tmp``.
+    Before the mounts, bubblewrap creates the parent folders of each path. A parent folder is created only if the parent
+    folder is inside the folder ``top``, and is not ``/tmp``.
     """
     # Only root could read parent folders that bubblewrap creates by itself.
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):

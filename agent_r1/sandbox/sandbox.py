@@ -23,9 +23,9 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return "none: nothing" if this process has a sandbox that does not isolate programs; otherwise None.
+    """Return :attr:`Sandbox.isolation` of a sandbox in this process that does not isolate programs.
 
-    Such a sandbox has the level "none". The text "none: nothing" is its :attr:`Sandbox.isolation`.
+    The returned text is "none: nothing". If this process has no sandbox without isolation, return None.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more

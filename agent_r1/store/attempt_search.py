@@ -78,7 +78,8 @@ def read_page(
 
     The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins with
     the first attempt of the list. With ``backwards``, the list is read in reverse order. If ``listed.text`` is given,
-    the search ends after SEARCH_SECONDS, and the page can have fewer than ``limit`` attempts.
+    the search has a time limit (SEARCH_SECONDS). If the search reaches the time limit, the page can have fewer than
+    ``limit`` attempts.
     """
     query = _rows_query(connection, listed, after, backwards)
     if listed.text is None:

@@ -85,9 +85,9 @@ class OrderDatabase:
     orders: dict[str, Order] = field(default_factory=dict)
 
     def find(self, order: str) -> tuple[str, Order]:
-        """Return an order number in upper case, and the order with this number.
+        """Find an :class:`Order` by its number. Return the number in upper case, and the :class:`Order`.
 
-        The argument ``order`` is the order number, such as "A17" or "a17". Raises ValueError if no order has this
+        The argument ``order`` is the number, such as "A17" or "a17". Raise ValueError if no order has the
         number.
         """
         number = order.strip().upper()

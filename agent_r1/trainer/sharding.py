@@ -81,9 +81,9 @@ def _shard_layers(model: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
 def _shard(module: nn.Module, mesh: DeviceMesh, dtype: Dtype) -> None:
     """Divide the weights of ``module`` among the ranks. Submodules that are already divided are left out.
 
-    FSDP gathers the divided weights together when the module runs. With the ``dtype`` "float32", the module computes in
-    the data type of its weights, whatever the type is, and gradients are summed in the same data type. With any other
-    ``dtype``, the module computes in ``dtype``, and gradients are summed in float32.
+    If ``dtype`` is "float32", no data type is converted: the module computes in the data type of its weights, and
+    gradients are summed in the data type of the weights. With any other ``dtype``, the module computes in ``dtype``,
+    and gradients are summed in float32.
     """
     policy = MixedPrecisionPolicy()
     if dtype != "float32":

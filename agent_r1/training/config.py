@@ -77,7 +77,8 @@ class TasksetConfig(BaseModel):
 
     data: Annotated[Path, AfterValidator(_absolute)] | None = None
     """File of questions, or hf:NAME for a data set on the Hugging Face hub. Task set wikifilm: a file of pages,
-    from which questions are built. Task set multihop: one of these, or a TOML file that lists several data sets."""
+    from which questions are built. Task set multihop: a file of questions, hf:NAME, or a TOML file that lists several
+    data sets."""
 
     corpus: str | None = None
     """Corpus to search: a file of passages, a TOML file that describes a search, or a retriever's http:// address."""

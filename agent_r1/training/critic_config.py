@@ -22,8 +22,8 @@ class CriticConfig(BaseModel):
     """Folder for the critic. An old critic in this folder is replaced. Empty: the subfolder "critic" of the run."""
 
     model: str = ""
-    """Model that the critic starts from. Empty: the final model of the run, or the newest checkpoint if the run has no
-    final model."""
+    """Model that the critic starts from. Empty: the final model of the run that made the attempts, or the newest
+    checkpoint if the run has no final model."""
 
     attempts: int = Field(default=0, ge=0)
     """Number of newest attempts to learn from; 0: all. The policy that the critic will guide should have made

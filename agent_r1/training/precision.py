@@ -16,15 +16,14 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
 
-    The correction is an importance weight per token. In these cases, no correction is added:
-
-    - The algorithm has a correction already, or cannot have a correction.
-    - A key in ``given`` begins with ``algorithm.correction``.
+    The correction is an importance weight per token. No correction is added if ``algorithm`` already has a correction,
+    if ``algorithm`` cannot have a correction, or if the user gave a setting of the correction.
 
     Args:
         trainer: the data type in which the trainer computes.
         engine: the data type in which the engine computes.
-        given: the dotted keys of the settings that the user gave.
+        given: the dotted keys of the settings that the user gave. The settings of the correction have keys that begin
+            with ``algorithm.correction``.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

@@ -38,10 +38,10 @@ GroupLoad = tuple[AttemptLoad, ...]
 class EngineCost:
     """The seconds that one engine needs for its work.
 
-    A decode step computes one token for each running sequence, in one or more decode batches. The seconds of a decode
-    step are the fixed seconds of its batches, plus the larger of two times: the arithmetic of the sequences, and the
-    reading of the weights, keys and values. Let b be the number of running sequences, n = ceil(b / ``rows``) the number
-    of decode batches, and K the number of tokens in the KV cache. With the attributes listed below, the seconds are
+    A decode step computes one token for each of b running sequences, in n = ceil(b / ``rows``) decode batches. K is the
+    number of tokens in the KV cache. Each decode batch needs ``step`` fixed seconds, and ``weights`` seconds for
+    reading the weights. Each sequence needs ``sequence`` seconds of arithmetic. Each token in the KV cache needs
+    ``context`` seconds of reading. Arithmetic and reading run at the same time. So the seconds of a decode step are
 
         n * step + max(b * sequence, n * weights + K * context)
 
@@ -49,7 +49,7 @@ class EngineCost:
         step: fixed seconds of a decode batch.
         sequence: seconds of the arithmetic of one sequence in a decode step.
         weights: seconds in which a decode batch reads the weights from memory.
-        context: seconds in which a decode step reads the keys and values of one token.
+        context: seconds in which a decode step reads the keys and values of one token in the KV cache.
         prefill_pass: fixed seconds of a prefill.
         prefill_token: seconds of the prefill of one new token.
         request: seconds of a request outside of the model, during which no token is sampled.

@@ -89,9 +89,9 @@ def _base(answer: str) -> str | None:
 def _operators(answer: str) -> set[str]:
     """Return the operations that ``answer`` leaves to be computed, such as {"arithmetic"} for ``17 + 1``.
 
-    A sum with a variable, such as ``x + 1``, cannot be computed. So if the answer contains a variable, the result has
-    only named operations, such as "gcd". Every letter counts as a variable, except the constants i and e and the
-    letters of LaTeX commands.
+    If ``answer`` contains a variable, only named operations, such as "gcd", are returned. For example, the returned set
+    is empty for ``x + 1``. Every letter counts as a variable, except the constants i and e and the letters of LaTeX
+    commands.
     """
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
     text = _SCALE.sub("", answer)

@@ -22,9 +22,9 @@ class MonitorConfig(BaseModel):
     1: stop in neither case."""
 
     failure_window: int = Field(default=256, ge=1)
-    """Number of recent attempts in which failures are counted (see failure_share). The monitor uses
-    min(failure_window, attempts in three steps), but at least min(32, attempts in four groups). A good value is the
-    number of attempts in about twelve groups."""
+    """Number of recent attempts in which failures are counted (see failure_share). A good value is the number of
+    attempts in about twelve groups. The monitor reduces a value above the number of attempts in three steps, and
+    increases a value that is below 32 and below the number of attempts in four groups."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. In all of these steps except the last,
