@@ -35,7 +35,7 @@ class MicroBatch:
     """(B, T) index e for each token j of a row: exactly the tokens j .. e - 1 of the row attend to token j. If the
     field is None, attention is causal."""
     logit_positions: Tensor
-    """(n,) index of the hidden state that predicts each predicted token."""
+    """(n,) for each predicted token: the index of the hidden state from which the token is predicted."""
     token_positions: Tensor
     """(n,) index of each predicted token in the micro-batch."""
     tokens: Tensor

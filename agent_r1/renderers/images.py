@@ -123,7 +123,8 @@ class PromptEncoder:
             earlier: the messages before ``end``.
 
         Raises:
-            UnsupportedChat: the text does not show each image of the messages once, or cannot be encoded.
+            UnsupportedChat: an image of the messages is missing in the text or is there several times, or the text
+                cannot be encoded.
         """
         images = [image for message in messages for image in message.images]
         if self._images is None or not images:

@@ -150,7 +150,11 @@ class Budget:
 
 
 def check_percent_format(text: str) -> None:
-    """Raise SecurityError for a large or computed width or precision, such as ``"%999999999d"`` or ``"%*d"``."""
+    """Raise SecurityError if a format such as ``"%5.2f"`` is not allowed.
+
+    The width (5 in the example) and the precision (2) must be small numbers. ``"%999999999d"`` is not allowed, and
+    neither is ``"%*d"``, which takes the width from an argument.
+    """
     for conversion in _CONVERSION.finditer(text):
         if conversion["type"] == "(":
             raise SecurityError("chat templates cannot use parentheses in the names of formats")

@@ -53,7 +53,8 @@ _QUADRATIC = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rs
 """Filters and methods that can compare each character of a text with each character of an argument."""
 
 _STRINGIFYING = frozenset({"string", "tojson", "join", "format", "replace"})
-"""Filters and methods whose result is a text with all values of the arguments. A call costs the length of this text."""
+"""Filters and methods that write all their arguments into one text. A call costs the length of the arguments as
+text."""
 
 # fmt: off
 _TEXTUAL = frozenset({

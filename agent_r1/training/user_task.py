@@ -1,4 +1,4 @@
-"""Task sets of users, made from Python objects or from a file that defines ``env`` and ``tasks``."""
+"""Make a task set from a user's Python objects, or from a user's file that defines ``env`` and ``tasks``."""
 
 from __future__ import annotations
 
