@@ -177,10 +177,14 @@ def has_setting(cls: type[BaseModel], key: str) -> bool:
 
 
 def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
-    """Return the field of the setting that a dotted key names, or None if there is no such setting.
+    """Return the field of the setting with a dotted key; None if no setting has the key.
 
-    A key can also name an entry of a setting that is a table. Then return the field of the table. For example,
-    ``algorithm.loss`` names the entry ``loss`` of the table ``algorithm``, and the result is the field ``algorithm``.
+    A setting can be a table with entries. The key of an entry gives the field of the table. The names of entries are
+    not checked.
+
+    Example:
+        ``trainer.learning_rate`` gives the field ``learning_rate``. ``algorithm`` is a table, and ``algorithm.loss``
+        gives the field ``algorithm``.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -284,10 +288,10 @@ def _without_name(cls: type[BaseModel], key: str) -> str:
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, which have dotted keys, as nested dictionaries.
+    """Return ``settings`` as nested dictionaries.
 
-    A group of settings, such as ``trainer``, becomes a dictionary. A setting that is a table, such as ``algorithm``,
-    becomes a dictionary whose keys can have dots.
+    Each key is split at its first dot. In a group of settings, such as ``trainer``, the rest of the key is split in the
+    same way. In a table, such as ``algorithm``, the rest of the key is not split.
 
     Example:
         {"steps": 20, "trainer.learning_rate": 1e-3} -> {"steps": 20, "trainer": {"learning_rate": 1e-3}}

@@ -63,8 +63,8 @@ def as_algorithm(value: object, default: str) -> Algorithm:
 def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file, changed by ``settings``.
 
-    ``name`` is the name of a preset, or a file and a variable in the file, such as ``my_file.py:MINE``. A preset that
-    does not exist any more is accepted if ``settings`` contains every component, as the settings of a stored run do.
+    ``name`` is the name of a preset, or a file and a variable in the file, such as ``my_file.py:MINE``. If ``settings``
+    contains all parameters of an algorithm, as the settings of a stored run do, ``name`` can also be any other name.
 
     ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
     ``loss.clip_high`` changes a parameter.

@@ -60,9 +60,9 @@ class SecondMoment(TokenMask):
     compares_sampler: ClassVar[bool] = True
 
     threshold: float = Field(default=0.04, gt=0)
-    """Largest allowed mean of the squared log-ratio over the tokens that are not masked. The log-ratio of a token is
-    log(pi_old / mu), with the policy pi_old before the update, and the sampler's policy mu. Until the mean is at most
-    this number, the tokens with the largest squares are masked."""
+    """Largest mean of (log(pi_old / mu))^2 over the tokens that have a policy loss. pi_old is the policy before the
+    update, and mu is the sampler's policy. If the mean over all tokens is larger, the tokens with the largest
+    (log(pi_old / mu))^2 are masked."""
 
     @property
     def formula(self) -> str:

@@ -44,9 +44,8 @@ class AttemptReport:
         trajectory: None if the attempt has not ended.
         siblings: all attempts of the group, including this attempt.
         tokens: the tokens of each turn; None if tokens are not shown.
-        record_tokens: the run's setting ``record_tokens``, the maximum number of groups per step for which the
-            trainer's numbers of each token, such as advantages, are recorded. In other groups, these numbers are
-            missing.
+        record_tokens: the run's setting ``record_tokens``. In each step, the advantages and the trainer's
+            log-probabilities of the tokens are recorded for at most ``record_tokens`` groups.
         values: the critic's value of the state before each action, by the index of the turn.
     """
 

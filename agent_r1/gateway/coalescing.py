@@ -139,21 +139,24 @@ class AnswerLog:
         self._forget()
 
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
-        """Return the kept answer to a repeated request, or None if a new answer must be sampled.
+        """Return the earlier answer that a new request must get, or None if a new answer must be sampled.
 
-        If ``identity.key`` is given, return the newest answer with this key, or None. Raise RequestError if the key was
-        used for a different request.
+        ``identity`` is the identity of the new request. The key and the digest of an answer are in
+        :attr:`PendingAnswer.identity`.
 
-        If ``identity.key`` is None, the answers to requests with the digest ``identity.digest`` are considered, except
-        answers whose sampling was cancelled. The first rule that applies decides:
+        If the new request has a key, return the newest answer with the same key, or None if no answer has the same key.
+        Raise RequestError if the key was used for a different request.
 
-        - If there are answers that no client has received and no client waits for, return the oldest of these answers.
+        If the new request has no key, only answers with the same digest are considered. Answers whose sampling was
+        cancelled are ignored. The first rule that applies decides:
+
+        - If there are abandoned answers (:attr:`PendingAnswer.is_abandoned`), return the oldest abandoned answer.
         - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
-        - If an earlier request with this digest failed and was not repeated yet, return None. The failure then counts
-          as repeated.
-        - Otherwise, the candidates are the answers whose :attr:`PendingAnswer.num_retries` is smaller than
-          ``identity.num_retries``. Return the candidate with the largest :attr:`PendingAnswer.num_retries`, or None if
-          there is no candidate.
+        - If an earlier request with the same digest failed and was not repeated yet, count the failed request as
+          repeated, and return None.
+        - Otherwise, consider only answers whose :attr:`PendingAnswer.num_retries` is smaller than
+          ``identity.num_retries``. Return the answer with the largest :attr:`PendingAnswer.num_retries`, or None if no
+          answer is left.
         """
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]

@@ -91,10 +91,12 @@ def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    """If ``message`` begins with the text of a sampled action, return ``message`` with this text as it was sampled.
+    """Replace the beginning of ``message`` by the exact text of a sampled action, and return the changed message.
 
-    Return None if there is no such action, or if ``message`` has calls or reasoning. White space around the text of the
-    action can differ.
+    The client sends ``message`` after the conversation ``before``. The policy sampled the action after the same
+    conversation. ``message`` must begin with the text of the action, but white space around the text can differ.
+
+    If ``message`` or the action has calls or reasoning, the action does not fit. Return None if no action fits.
 
     Example: the policy sampled "\\n<search>Alba". The client sends "<search>Alba</search>", without the line break and
     with the stop string. The text of the result is "\\n<search>Alba</search>".

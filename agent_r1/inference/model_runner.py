@@ -141,7 +141,7 @@ class ModelRunner:
 
     Args:
         rows: the number of rows of a block.
-        images: the images of requests. None: the model has no vision.
+        images: the cache for the images in the prompts. None: the model has no vision.
         native: the C++ code that computes decode steps and prefill. None: PyTorch computes decode steps and prefill.
         capacity: the number of tokens for which a new row has room. The room grows if a sequence needs more.
     """

@@ -85,11 +85,9 @@ class PrefillPlan:
     Attributes:
         emptied: the slots whose keys and values are removed, because other slots need their memory.
         compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies into slots that hold no token of their sequence. Another slot holds the first tokens of
-            the sequence. The keys and values of these tokens are copied from the other slot.
-        remainders: the chunks that complete the sequences of ``prefix_copies``: all tokens after the copied tokens.
-        copies: copies for sequences that another slot holds completely. Only the keys and values that the sequence's
-            own slot lacks are copied from the other slot. After the copy, no token of the sequence has to be computed.
+        prefix_copies: copies of the first part of a sequence, from a slot that holds the same first tokens.
+        remainders: for each copy in ``prefix_copies``, the chunk with the tokens after the copied tokens.
+        copies: copies that complete a sequence, from a slot that holds the whole sequence.
     """
 
     emptied: list[CacheSlot] = field(default_factory=list)
@@ -226,11 +224,13 @@ class Scheduler:
         return True
 
     def _take_pages(self, slot: CacheSlot, request: Request, spare: int, *, may_empty_sessions: bool) -> bool:
-        """Take pages for all tokens of ``request``, and give them to ``slot``. Return whether enough pages were found.
+        """Let ``slot`` hold enough pages for all tokens of ``request``. Return whether enough pages were found.
 
-        ``spare`` is the number of pages that must still be free afterwards. If too few pages are free, other slots are
-        emptied. Slots without a session are emptied first. Slots of sessions without a running request follow if
-        ``may_empty_sessions`` is true. If even all these slots have too few pages, no slot is emptied.
+        If too few pages are free, other slots are emptied. The slots without a session are emptied first. If
+        ``may_empty_sessions`` is true, the slots of sessions that have no running request are emptied next. If the
+        pages of all these slots are not enough, no slot is emptied.
+
+        ``spare`` is the number of pages that must still be free at the end.
         """
         needed = self._pages_of(request) - self._pages.held[slot] + spare
         if needed > self._pages.free:

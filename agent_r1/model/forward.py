@@ -241,11 +241,11 @@ def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
 def top_tokens(
     model: PreTrainedModel, hidden: Tensor, count: int, temperature: float, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """Return (tokens, log-probabilities) of the k most likely tokens after each hidden state, each (N, k).
+    """Return the most likely next tokens for each of N hidden states, and their log-probabilities.
 
-    k is the smallest of ``count``, ``vocabulary`` and the model's own vocabulary size. Only token ids below
-    ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is the vocabulary size of the policy.
-    ``hidden`` is (N, H). The logits are computed in chunks, as in :func:`token_logprobs`, without gradient.
+    Both results are (N, k): the ids of the k most likely tokens, and the log-probabilities of the k tokens. k is the
+    smallest of ``count``, ``vocabulary`` and the model's own vocabulary size. ``hidden`` is (N, H). Only token ids
+    below ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is the vocabulary size of the policy.
     """
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])

@@ -21,9 +21,10 @@ from torch import Tensor
 from agent_r1.core.errors import AgentR1Error
 
 ROWS = "rows"
-"""A key in the header of a tensor file. Its JSON value describes the tensors of which the file holds only some
-successive rows: {"name of a tensor": [first, total]}. The first of these rows has the index ``first`` in the whole
-tensor, and the whole tensor has ``total`` rows."""
+"""A key in the header of a tensor file. The JSON value of the key is {"name of a tensor": [first, total]}, with one
+entry for each tensor that is divided among several files. The file holds successive rows of the divided tensor. The
+number ``first`` is the index that the first row in the file has in the whole tensor. The number ``total`` is the number
+of rows of the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -67,9 +67,9 @@ class TreeParts:
     earlier tokens to which all tokens of the trees attend.
 
     Attributes:
-        own: the parts in which the tokens of a chain attend to this chain. A subtree of at most ``SMALL_TREE`` tokens
-            is not divided into chains, and is one part with a mask. Each token is a query in exactly one part of
-            ``own``.
+        own: the parts in which tokens attend to tokens of the same chain, or of the same small subtree. A small subtree
+            has at most ``SMALL_TREE`` tokens, and is not divided into chains. Each token is a query in exactly one part
+            of ``own``.
         above: the parts in which tokens attend to a chain above their own chain, or to the prefix.
     """
 
@@ -126,8 +126,8 @@ class _TreeAttention(torch.autograd.Function):
     """The attention over trees of tokens, computed in parts (:class:`TreeParts`).
 
     There are B sequences, H attention heads of size D, S tokens before the trees, and T tokens in the trees. The
-    queries and the result (B, H, T, D) are for the T tokens. The keys and values (B, H, S + T, D) are first for the S
-    tokens, and then for the T tokens.
+    queries and the result are (B, H, T, D). The keys and the values are (B, H, S + T, D). Along the axis S + T, the S
+    tokens come before the T tokens.
     """
 
     @staticmethod

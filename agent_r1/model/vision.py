@@ -286,7 +286,8 @@ class PassImages:
         pixels: the images. An image that occurs several times is listed once.
         index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
             tokens of text.
-        positions: (3, B, T) the positions of all tokens; None if each token of the model has one position.
+        positions: (3, B, T) the three position numbers of each token; None if the model uses one position number per
+            token.
     """
 
     pixels: tuple[Pixels, ...]

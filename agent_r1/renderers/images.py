@@ -123,8 +123,8 @@ class PromptEncoder:
             earlier: the messages before ``end``.
 
         Raises:
-            UnsupportedChat: an image of the messages is missing in the text or is there several times, or the text
-                cannot be encoded.
+            UnsupportedChat: ``messages`` contain images, and the chat template did not write each image of the
+                conversation exactly once; or the tokenizer cannot encode ``end``.
         """
         images = [image for message in messages for image in message.images]
         if self._images is None or not images:

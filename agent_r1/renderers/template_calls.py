@@ -94,10 +94,10 @@ def require_method(function: Any) -> Any:
 
 
 def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args``, the arguments of a call. ``name`` is the name of the called filter or method.
+    """Return the arguments ``args`` of a call. ``name`` is the name of the called filter or method.
 
-    If the first argument is an iterator and the call reads all its items, convert the iterator to a list. The cost of
-    the call depends on the length of the list, and an iterator has no length.
+    If ``args[0]`` is an iterator and the call reads all items of the iterator, the result contains a list of the items
+    in place of the iterator. The number of items is then known before the call.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])

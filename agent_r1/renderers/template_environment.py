@@ -33,10 +33,10 @@ _REMOVED_FILTERS = ("pprint", "random", "striptags", "urlize", "wordwrap", "xmla
 _MAX_DATE_FORMAT = 1000
 
 _NODES_PER_STEP = 8
-"""The number of syntax nodes of a template that run at the cost of one step.
+"""How many syntax nodes together cost one step of the :class:`Budget`.
 
-The :class:`Budget` of a render limits the number of steps. Each run of the body of a loop or macro costs
-1 + (number of syntax nodes in the loop or macro) // _NODES_PER_STEP steps.
+Each run of the body of a loop or macro costs 1 + (number of syntax nodes in the loop or macro) // _NODES_PER_STEP
+steps.
 """
 
 

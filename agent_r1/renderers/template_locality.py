@@ -113,11 +113,12 @@ class _Place:
     """The place of a node in the syntax tree of a template.
 
     Attributes:
-        part: the outermost part of the template that contains the node. "loop": the loop over the messages. "macro": a
-            macro. "other": another loop, or a block ``{% set name %}``. "top": the node is in no such part.
-        in_inner_loop: whether the node is in an inner loop, which is a loop inside ``part``. At such a node, the name
-            ``loop`` stands for the inner loop.
-        is_later: whether the node is skipped for the first message, as B is in ``loop.first or B``.
+        part: "macro": the node is in a macro. "loop": the node is in the loop over the messages. "other": the node is
+            in another loop, or in a block ``{% set name %}``. "top": the node is anywhere else. If several of the
+            values fit, the first in the order of this list applies.
+        in_inner_loop: whether the node is in a loop inside the macro, the loop or the block that ``part`` describes.
+        is_later: whether the template never evaluates the node for the first message. Example: the node B in the
+            expression ``loop.first or B``.
     """
 
     part: Literal["top", "loop", "other", "macro"]

@@ -26,9 +26,9 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    The score of a player is the reward of the player's trajectory, with the name "return". A player's episode begins
-    with ``task.messages`` and the first question of the game to the player. If the game asks a player no question, the
-    player has a score but no turns.
+    The score of a player becomes the only reward of the player's trajectory. The name of the reward is "return". A
+    player's episode begins with ``task.messages`` and the game's first question to the player. If the game asks a
+    player no question, the player has a score but no turns.
 
     If the game fails or takes more than ``seconds`` seconds, no trajectory has a reward, and each trajectory whose
     status allows training gets the status REWARD_FAILED.

@@ -103,9 +103,12 @@ def read_page(
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
     """Return the query for the row ids of the attempts in a list. ``listed`` describes the list.
 
-    The argument ``after`` is the id of an attempt. The query finds only the attempts that follow this attempt in the
-    list. If ``after`` is None, the query finds the whole list. If ``after`` is not recorded, the query finds no row. If
-    ``backwards`` is true, the order of the list is reversed. The text ``listed.text`` is not part of the query.
+    The query ignores the search text ``listed.text``.
+
+    Args:
+        after: the id of an attempt. The query finds only the attempts that come later in the list. None: the query
+            finds the whole list. If the attempt is not recorded, the query finds no row.
+        backwards: whether the order of the list is reversed.
     """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending

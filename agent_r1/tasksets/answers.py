@@ -24,7 +24,8 @@ def answer_solutions(
         searches: messages with tool calls, fewer than ``max_turns``. One right and one wrong solution begin with these
             messages.
         other: a wrong answer, for example the answer of another task.
-        full: the rewards of a right solution, by name. A wrong solution gets none of these values.
+        full: a number for each reward, by name. The reward of each right solution must reach the number. The reward of
+            each wrong solution must stay below the number.
     """
     first, *aliases = gold_answers(task)
     gold = (

@@ -1,13 +1,15 @@
 """The questions of TinyWiki, with a search that sometimes fails and sometimes returns an outdated edition of a page.
 
-An outdated edition of a page contains the values of the true page, but each value stands at a wrong relation. No text
-marks an outdated edition. But two outdated editions of a page differ from each other, so a page is true if two searches
-in an episode return the same text. The agent learns to repeat a failed search and to check a page. Only the final
-answer is rewarded.
+A page of TinyWiki gives a value for each of several relations. For example, the value "Bruno" for the relation "mayor"
+means that the mayor is Bruno. An outdated edition has the same relations and the same values as the true page, but
+gives each value for a wrong relation.
 
-The rates of failures and outdated editions depend on the split. The result of a search depends on how often the agent
-has searched for the page in the episode. All attempts at a task get the same result for their first search of a page,
-all get the same result for their second search, and so on.
+An agent cannot recognize an outdated edition from a single search. But two outdated editions of a page differ from each
+other. So a page is true if two searches in an episode return the same text. The agent learns to repeat a failed search
+and to check a page. Only the final answer is rewarded.
+
+The rates of failures and outdated editions depend on the split. In all attempts at a task, the first search for a page
+has the same result. The second search for the page also has the same result in all attempts, and so on.
 """
 
 from __future__ import annotations

@@ -226,14 +226,14 @@ def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
     """Return the outcome of each attempt of the batch: ``Trained``, or ``Excluded`` with a reason.
 
-    An attempt is ``Trained`` if both conditions hold:
+    An attempt is ``Trained`` if two conditions hold:
 
     - At least one token of the attempt has a policy loss.
-    - At least one optimizer step with the attempt was applied, and not skipped. Only steps of the policy count, unless
-      ``steps`` has only steps of the critic.
+    - At least one optimizer step with the attempt was applied, and not skipped. Steps of the critic are ignored, unless
+      ``steps`` has no steps of the policy.
 
-    ``without_loss`` is the reason for an attempt that does not meet the first condition, unless the batch already has a
-    reason for the attempt (``loss_excluded``).
+    ``without_loss`` is the reason for an attempt without policy loss, unless ``loss_excluded`` of the batch holds a
+    reason for the attempt.
     """
     batch, weights = prepared.batch, prepared.weights
     steps = [step for step in steps if POLICY in step.modules] or steps
@@ -269,10 +269,14 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return one record for each turn that has action tokens, in the first groups that the optimizer steps used.
+    """Return the records of the action tokens in the first groups that the optimizer steps used.
 
-    The argument ``groups`` is the maximum number of groups with records. A record holds the numbers of all action
-    tokens of its turn. ``samples`` holds one sample for each trajectory of the batch, in the same order.
+    There is one record for each turn with action tokens. The record holds, for example, the log-probability and the
+    advantage of each action token.
+
+    Args:
+        samples: one sample for each trajectory of the batch, in the order of the batch.
+        groups: the maximum number of groups with records.
     """
     if not groups:
         return ()

@@ -56,7 +56,8 @@ class SelectedGroup:
     Attributes:
         group: the group as it was sampled.
         selection: the trainable and the excluded attempts, before the filters of the algorithm.
-        has_signal: whether the filters would keep at least one attempt of a batch with only this group.
+        has_signal: whether the filters keep at least one attempt of the group. For this field, the filters are applied
+            to the group alone.
     """
 
     group: Group

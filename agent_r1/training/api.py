@@ -83,8 +83,8 @@ class Trainer:
     Args:
         env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
         tasks: the tasks. Training uses the tasks of the split "train", which is the default split of a task. If
-            ``evaluate_every`` is set, the split "validation" determines the best step. Each other split is a column of
-            the result table.
+            ``evaluate_every`` is set, the split "validation" determines the best step. The result table has one column
+            for each split, except "train" and "validation".
         eval_tasks: tasks for the evaluation only. If the split of such a task is "train", the split becomes "test".
         model: a Hugging Face name or a folder; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.

@@ -58,16 +58,14 @@ def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
 
 
 def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    """Return two events if ``now`` and ``before`` differ; () otherwise.
-
-    ``now`` and ``before`` name implementations of the decode steps, or implementations of the updates.
+    """Return two events if a resumed run has a new implementation of the decode steps or of the updates; () otherwise.
 
     - The first event has the kind ``kind``. Its text is the name of the new implementation.
     - The second event warns that results differ in their last bits. Its text begins with ``report``.
 
     Args:
         now: the name of the implementation that the resumed run uses.
-        before: the name of the implementation that the run used earlier, as recorded.
+        before: the name of the implementation that the run used before it was resumed.
     """
     if now == before:
         return ()

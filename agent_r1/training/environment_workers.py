@@ -38,15 +38,16 @@ The name is ``env`` for the task set's environment, ``variant SPLIT`` for the en
 
 
 def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
-    """Return the task set. Its environments are changed as ``config`` requires.
+    """Return ``taskset`` with the environments that ``config`` requires.
 
     - With workers (``config.environment.workers``), the environments run on the workers.
     - Without workers, but with an agent program, the agent program acts in the environments (:func:`with_agent`).
     - Without workers and without an agent program, the task set is unchanged.
 
     Raises:
-        InvalidInput: as for :func:`with_agent`; a worker cannot be reached, or has different tasks or tools; or workers
-            are combined with an agent program.
+        InvalidInput: a worker cannot be reached; the description of a worker differs from the description of the run
+            (:func:`describe_environments`); workers are combined with an agent program; or :func:`with_agent` raises
+            InvalidInput.
     """
     settings = config.environment
     if not settings.workers:

@@ -211,7 +211,7 @@ class ModelSize:
         weights: the number of weights.
         served_bytes: the bytes of one weight in the engine.
         kv_bytes: the bytes of the keys and values of one token.
-        passes: the number of forward passes that need as much computation as one update of the weights. See
+        passes: the computation of one update, divided by the computation of one forward pass over the same tokens. See
             :func:`agent_r1.training.plan.model_size`.
     """
 

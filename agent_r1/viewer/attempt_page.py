@@ -62,8 +62,8 @@ class TurnView:
         branch: the index of the turn's branch in the trajectory tree.
         versions: the versions of the weights that sampled the action, such as "3" or "3, 4".
         context: how many tokens the policy saw before the action.
-        state: the messages before the action, if earlier turns do not contain them; otherwise (). Examples are a
-            rewritten context and the conversation of a sub-agent.
+        state: the new messages before the action. If the page already shows the messages as ``Conversation.start`` or
+            as the observation of an earlier turn, ``state`` is ().
         tokens: the tokens of the action; () if the tokens are not shown one by one.
     """
 
@@ -134,7 +134,7 @@ def make_conversation(
     """Return the conversation of an attempt for a page.
 
     Args:
-        scales: the color scales for the numbers of the tokens.
+        scales: the color scales for values of tokens, such as advantages (see :func:`shared_scales`).
         tokenizer: decodes the tokens. If None, each token is shown as its id.
         most: the maximum number of characters of each text.
         most_tokens: the maximum number of tokens shown one by one. A turn that does not fit is shown only as text.

@@ -54,12 +54,12 @@ class DrawnLine:
 
     Attributes:
         path: the attribute ``d`` of the SVG path.
-        covered: how many earlier lines of the chart this line would hide completely, at most MAX_COVERED. If this
-            number is not 0, the line is dashed.
-        dots: the points (x, y) drawn as dots; () for a line with many points, and for a dashed line.
+        covered: the number of earlier lines of the chart that contain all points of the line, at most MAX_COVERED. The
+            line is dashed if the number is not 0.
+        dots: the points (x, y) that are drawn as dots; () if the line has no dots.
         mark: the point (x, y) that gets a mark, or None.
-        values: (x, step, y, value) of each point, for the text at the pointer.
-        summary: the last, smallest and largest value.
+        values: (x, step, y, value) of each point, for the tooltip of the chart.
+        summary: a text with the last, smallest and largest value.
     """
 
     label: str

@@ -108,7 +108,7 @@ class WorldKey:
     """The key from which a world is generated. Equal keys give equal worlds on every machine.
 
     Attributes:
-        owner: the name of the list of surnames: "train", "validation" or "test".
+        owner: "train", "validation" or "test". The people of the world get their surnames from ``SURNAMES[owner]``.
         number: a text, for example "0". Keys with different texts give different worlds.
         held_out_wordings: whether the pages use wordings that no page of training uses.
         held_out_relations: whether every page has facts of two relations that no page of training has.

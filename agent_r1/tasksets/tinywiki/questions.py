@@ -50,8 +50,8 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``. No fact occurs in two
-            of the first three classes.
+        owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``. The classes "train", "validation"
+            and "test" have no facts in common.
         wikis: the number of wikis.
         tasks: the number of questions.
         kinds: the kinds of questions, as pairs (name of the wording, number of facts in the chain). The kinds are used

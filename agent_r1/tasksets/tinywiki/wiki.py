@@ -119,8 +119,8 @@ def draw(owner: int, rng: random.Random) -> Wiki:
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
     """Draw the facts of the page ``title``: a mapping from relations to values, such as {"mayor": "Bruno"}.
 
-    The values are titles of other pages, drawn from ``titles``. No two values are equal. ``owner`` is the index of the
-    class that the facts belong to (see :func:`fact_class`).
+    The values are titles of other pages, drawn from ``titles``. No two values are equal. For each fact,
+    :func:`fact_class` is ``owner``: 0 for train, 1 for validation, 2 for test.
     """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):

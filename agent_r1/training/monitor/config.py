@@ -23,8 +23,8 @@ class MonitorConfig(BaseModel):
 
     failure_window: int = Field(default=256, ge=1)
     """Number of recent attempts in which failures are counted (see failure_share). A good value is the number of
-    attempts in about twelve groups. The monitor reduces a value above the number of attempts in three steps, and
-    increases a value that is below 32 and below the number of attempts in four groups."""
+    attempts in about twelve groups. The monitor counts failures in at most as many attempts as three training steps
+    have, but in at least 32 attempts or the attempts of four groups, whichever are fewer."""
 
     patience: int = Field(default=3, ge=1)
     """Stop the run if a metric exceeds its limit in this many consecutive steps. In all of these steps except the last,

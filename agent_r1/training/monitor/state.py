@@ -18,8 +18,8 @@ class MonitorState:
         groups: the number of checked groups. The next group has this number as its id.
         streaks: the number of consecutive steps with a finding, by the name of the check.
         start_entropies: the entropies of the first steps.
-        validation_warned: 0 until the monitor first warns that the validation score fell. Then the training step that
-            had the best validation score at the time of the latest warning.
+        validation_warned: the training step that had the best validation score when the monitor last warned that the
+            score fell. 0 if the monitor never warned that the score fell.
         proxies: (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``.
 
     Example:
