@@ -205,7 +205,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A request for a chat completion. Its methods write the answer."""
+    """A request for a chat completion. The methods write the HTTP response."""
 
     chat: ChatRequest
     streams: bool

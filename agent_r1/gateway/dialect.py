@@ -37,7 +37,7 @@ Call the function once for each part of the stream, in the order of the parts.
 
 
 class Exchange(Protocol):
-    """A request in a dialect, the format of one API. Its methods write the answer in the same dialect."""
+    """A request in a dialect, the format of one API. The methods write the HTTP response in the same dialect."""
 
     @property
     def chat(self) -> ChatRequest:

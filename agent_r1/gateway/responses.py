@@ -205,7 +205,7 @@ def _chat_request(body: _Body) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResponseExchange:
-    """A request to OpenAI's Responses API. Its methods write the answer."""
+    """A request to OpenAI's Responses API. The methods write the HTTP response."""
 
     chat: ChatRequest
     streams: bool

@@ -95,9 +95,10 @@ def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the declaration of each task that runs code without isolation, such as ["none: REASON"].
+    """Return the texts in which tasks declare that they run code without isolation.
 
-    The declaration is in ``task.data``, as {"sandbox": "none: REASON"}.
+    Such a task declares this in ``task.data``, for example as {"sandbox": "none: REASON"}. The result is then
+    ["none: REASON"].
     """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]

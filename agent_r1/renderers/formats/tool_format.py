@@ -138,7 +138,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
     """Divide a text after its reasoning. Return (reasoning, rest), or (None, text) if the text has no reasoning.
 
     Reasoning is the text between ``<think>`` at the beginning and the first ``</think>``. With ``opened``, the text
-    begins inside the reasoning, without ``<think>``. If ``</think>`` is missing, the rest is empty.
+    begins inside the reasoning, without ``<think>``. Reasoning without ``</think>`` is not finished: the rest is empty.
 
     Example:
         >>> split_reasoning("<think>\\nSo.\\n</think>\\n\\nYes."), split_reasoning("So I", opened=True)
