@@ -63,6 +63,7 @@ test-extras: .venv/extras/.installed  ## Weights & Biases, Trackio, MLflow and O
 	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py tests/test_adapters_documented.py
 
 test-gpu: $(INSTALLED_DEV)  ## engine, trainer and runs on an NVIDIA GPU
+	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch sees no GPU")'
 	$(BIN)/python -m pytest -rs tests/inference/test_devices.py tests/trainer/test_oom_retry.py tests/training/test_gpu_runs.py
 
 check: $(INSTALLED_DEV)  ## style, formatting, types

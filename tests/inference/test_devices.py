@@ -1,4 +1,4 @@
-"""The engine computes the same on every device. The tests on a GPU need one (make test-gpu)."""
+"""What holds for the engine on every device. The tests on a GPU need one (make test-gpu)."""
 
 from __future__ import annotations
 
