@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import torch
@@ -51,6 +51,7 @@ from agent_r1.training.memory_estimate import MemoryPlan, plan_memory
 from agent_r1.training.progress import SilentProgress
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+SECTIONS = ("limits", "decode", "rollout", "step")
 SHAPES = {
     "0.2M": Shape(64, 192, 3, 4, 4, vocabulary=600),
     "135M": Shape(576, 1536, 30, 9, 3, vocabulary=49152),
@@ -102,9 +103,9 @@ def products_in(precision: Precision, device: str) -> Iterator[None]:
         set_product_precision(device, tf32=False)
 
 
-def measure_limits(device: str, size: int) -> Limits:
+def measure_limits(precisions: Sequence[Precision], device: str, size: int) -> Limits:
     products: dict[Precision, float] = {}
-    for precision in ("float32", "tf32", "bfloat16"):
+    for precision in precisions:
         matrix = torch.randn(size, size, device=device, dtype=getattr(torch, dtype_of(precision)))
         with products_in(precision, device):
             products[precision] = 2 * size**3 / seconds_of(partial(torch.matmul, matrix, matrix))
@@ -260,16 +261,20 @@ def show(title: str, headers: Sequence[str], rows: Iterator[Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", default=["limits", "decode", "rollout", "step"])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)}; none: all")
     parser.add_argument("--models", nargs="+", default=["135M", "0.5B", "1.5B"], choices=SHAPES)
-    parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bfloat16"])
-    parser.add_argument("--device", default="cuda", help="cpu: only to see that the script runs")
+    parser.add_argument("--precisions", nargs="+", default=list(get_args(Precision)), choices=get_args(Precision))
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to see that the script runs")
     options = parser.parse_args()
+    options.sections = options.sections or SECTIONS
+    unknown = [name for name in options.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {unknown[0]}: give some of {', '.join(SECTIONS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU on this machine")
     given = (options.models, options.precisions, options.device)
     name = torch.cuda.get_device_name() if options.device == "cuda" else "a CPU"
-    limits = measure_limits(options.device, 8192 if options.device == "cuda" else 512)
+    limits = measure_limits(options.precisions, options.device, 8192 if options.device == "cuda" else 512)
     tera = {precision: f"{rate / 1e12:.1f}" for precision, rate in limits.products.items()}
     print(f"{name}, torch {torch.__version__}; TFLOP/s {tera}; copies {limits.copies / 1e9:,.0f} GB/s", flush=True)
     if "decode" in options.sections:
