@@ -59,8 +59,8 @@ class AttemptReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object.
 
-        The keys are those of :func:`summary_json`, and the key ``siblings``. If the attempt has ended, there are also
-        ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
+        The report has the keys of :func:`summary_json`, and the key ``siblings``. If the attempt has ended, there are
+        also ``answer``, ``start_time``, ``wait_seconds``, ``rewards``, ``start`` and ``turns``.
         """
         data: dict[str, Any] = summary_json(self.summary)
         if self.trajectory is not None:

@@ -40,7 +40,7 @@ class LiveReader:
     def read(self, token_ids: Sequence[int]) -> Message:
         """Return the message of an unfinished answer, without the parts that later tokens can change.
 
-        ``token_ids`` holds all tokens of the answer so far. Only tokens after those of the previous call are decoded.
+        ``token_ids`` holds all tokens of the answer so far. Each call decodes only the new tokens.
         """
         new = token_ids[self._num_read :]
         self._num_read = len(token_ids)

@@ -33,7 +33,7 @@ class Date:
     day: int = 0
 
     def written(self) -> tuple[str, ...]:
-        """Return the date in each format that counts as a right answer. The first format is that of 2WikiMultihopQA.
+        """Return the date in each format that counts as a right answer. 2WikiMultihopQA has the first format.
 
         Example:
             ("29 September 1935", "September 29, 1935", "1935-09-29") for a day, ("September 1935",) for a month
