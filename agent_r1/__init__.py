@@ -1,8 +1,9 @@
 """Train LLM agents end to end by reinforcement learning.
 
-    from agent_r1 import Task, ToolEnv, Trainer, exact_match, tool, train
+    from agent_r1 import Task, ToolEnv, Trainer, exact_match, tool
 
-The import of this package loads neither torch nor a model. The first use of ``train`` or ``Trainer`` loads torch.
+Every public name is imported from this package. A name is loaded at its first use, so ``import agent_r1`` loads
+neither torch nor a server.
 """
 
 from __future__ import annotations
@@ -18,44 +19,116 @@ if sys.platform == "win32":  # checked before the imports below, because they ne
         sys.exit(f"agent-r1: {_LINE}")  # the command prints one line without a traceback
     raise ImportError(_LINE)
 
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Image, Message, Text
-from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs import ToolEnv
-from agent_r1.rewards import exact_match, f1, final_answer, gated_exact_match, sub_match
-from agent_r1.tools import tool
-
 if TYPE_CHECKING:
-    from agent_r1.training.api import Trainer as Trainer
-    from agent_r1.training.api import train as train
+    from agent_r1.algorithms.algorithm import Algorithm as Algorithm
+    from agent_r1.algorithms.component import Advantage as Advantage
+    from agent_r1.algorithms.policy_losses import Clip as Clip, PolicyLoss as PolicyLoss
+    from agent_r1.algorithms.presets import ALGORITHMS as ALGORITHMS
+    from agent_r1.core.environment import (
+        Env as Env,
+        Episode as Episode,
+        RolloutContext as RolloutContext,
+        Transition as Transition,
+    )
+    from agent_r1.core.errors import AgentR1Error as AgentR1Error, InvalidInput as InvalidInput
+    from agent_r1.core.messages import (
+        Action as Action,
+        Image as Image,
+        Message as Message,
+        Text as Text,
+        ToolCall as ToolCall,
+        ToolResult as ToolResult,
+        ToolSpec as ToolSpec,
+    )
+    from agent_r1.core.task import Task as Task
+    from agent_r1.core.taskset import (
+        ReferenceSolution as ReferenceSolution,
+        ReferenceSolutions as ReferenceSolutions,
+        TaskSet as TaskSet,
+        script as script,
+        tool_call as tool_call,
+    )
+    from agent_r1.core.trajectory import (
+        AttemptId as AttemptId,
+        Group as Group,
+        Scorer as Scorer,
+        Status as Status,
+        Trajectory as Trajectory,
+        Turn as Turn,
+        Unscored as Unscored,
+    )
+    from agent_r1.envs.adapters.games import episode_return as episode_return
+    from agent_r1.envs.adapters.gymnasium import Gymnasium as Gymnasium
+    from agent_r1.envs.adapters.openenv import OpenEnv as OpenEnv
+    from agent_r1.envs.adapters.reasoning_gym import (
+        reasoning_gym_score as reasoning_gym_score,
+        reasoning_gym_tasks as reasoning_gym_tasks,
+    )
+    from agent_r1.envs.adapters.textarena import TextArena as TextArena
+    from agent_r1.envs.multi_agent import Game as Game, Player as Player, PlayerDropped as PlayerDropped
+    from agent_r1.envs.tool_env import NaiveRag as NaiveRag, ToolEnv as ToolEnv
+    from agent_r1.envs.user_env import ModelUser as ModelUser, Reply as Reply, User as User, UserEnv as UserEnv
+    from agent_r1.rewards.answers import (
+        exact_match as exact_match,
+        f1 as f1,
+        final_answer as final_answer,
+        final_text as final_text,
+        gated_exact_match as gated_exact_match,
+        gold_answers as gold_answers,
+        sub_match as sub_match,
+    )
+    from agent_r1.sandbox.config import Limits as Limits, SandboxConfig as SandboxConfig
+    from agent_r1.sandbox.sandbox import Sandbox as Sandbox
+    from agent_r1.store.attempt_list import AttemptFilter as AttemptFilter
+    from agent_r1.store.folder import run_folder as run_folder
+    from agent_r1.store.reader import RunReader as RunReader
+    from agent_r1.tools.function_tool import Tool as Tool, tool as tool
+    from agent_r1.tools.mcp import mcp_tools as mcp_tools
+    from agent_r1.tools.python_tool import python_tool as python_tool
+    from agent_r1.tools.resources import Opener as Opener, Resources as Resources
+    from agent_r1.training.api import Trainer as Trainer, train as train
 
-__all__ = [
-    "AgentR1Error",
-    "Image",
-    "InvalidInput",
-    "Message",
-    "Task",
-    "TaskSet",
-    "Text",
-    "ToolEnv",
-    "ToolResult",
-    "Trainer",
-    "Trajectory",
-    "exact_match",
-    "f1",
-    "final_answer",
-    "gated_exact_match",
-    "sub_match",
-    "tool",
-    "train",
-]
+_MODULES = {
+    "algorithms.algorithm": "Algorithm",
+    "algorithms.component": "Advantage",
+    "algorithms.policy_losses": "Clip PolicyLoss",
+    "algorithms.presets": "ALGORITHMS",
+    "core.environment": "Env Episode RolloutContext Transition",
+    "core.errors": "AgentR1Error InvalidInput",
+    "core.messages": "Action Image Message Text ToolCall ToolResult ToolSpec",
+    "core.task": "Task",
+    "core.taskset": "ReferenceSolution ReferenceSolutions TaskSet script tool_call",
+    "core.trajectory": "AttemptId Group Scorer Status Trajectory Turn Unscored",
+    "envs.adapters.games": "episode_return",
+    "envs.adapters.gymnasium": "Gymnasium",
+    "envs.adapters.openenv": "OpenEnv",
+    "envs.adapters.reasoning_gym": "reasoning_gym_score reasoning_gym_tasks",
+    "envs.adapters.textarena": "TextArena",
+    "envs.multi_agent": "Game Player PlayerDropped",
+    "envs.tool_env": "NaiveRag ToolEnv",
+    "envs.user_env": "ModelUser Reply User UserEnv",
+    "rewards.answers": "exact_match f1 final_answer final_text gated_exact_match gold_answers sub_match",
+    "sandbox.config": "Limits SandboxConfig",
+    "sandbox.sandbox": "Sandbox",
+    "store.attempt_list": "AttemptFilter",
+    "store.folder": "run_folder",
+    "store.reader": "RunReader",
+    "tools.function_tool": "Tool tool",
+    "tools.mcp": "mcp_tools",
+    "tools.python_tool": "python_tool",
+    "tools.resources": "Opener Resources",
+    "training.api": "Trainer train",
+}
+"""The public names of each module."""
+
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Trainer", "train"):  # the module of these names loads torch
-        api = import_module("agent_r1.training.api")
-        return api.train if name == "train" else api.Trainer
-    raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
+    value = vars(import_module(f"agent_r1.{_MODULE_OF[name]}"))[name]
+    globals()[name] = value
+    return value

@@ -18,24 +18,16 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 from agent_r1.commands.algorithms import algorithms
-from agent_r1.commands.chat import chat
+from agent_r1.commands.chat import chat, serve
 from agent_r1.commands.command import underscored
-from agent_r1.commands.critic import train_critic
-from agent_r1.commands.export import export
-from agent_r1.commands.init import init
 from agent_r1.commands.plan import plan
-from agent_r1.commands.serve import serve
-from agent_r1.commands.serve_env import serve_env
+from agent_r1.commands.recorded_run import export, verify, view
 from agent_r1.commands.show import show
 from agent_r1.commands.slurm import slurm
-from agent_r1.commands.tasksets import check, play, retriever, tasksets
-from agent_r1.commands.train_reward import train_reward
-from agent_r1.commands.training import evaluate, smoke, train
-from agent_r1.commands.verify import verify
-from agent_r1.commands.view import view
-from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten
+from agent_r1.commands.tasksets import check, init, play, retriever, serve_env, tasksets
+from agent_r1.commands.training import evaluate, smoke, train, train_critic, train_reward
+from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten, suggest
 from agent_r1.core.redaction import redact
-from agent_r1.core.suggest import suggest
 
 DONE, FAILED, BAD_INPUT, SIGNALLED, INTERRUPTED = 0, 1, 2, 128, 130
 

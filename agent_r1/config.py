@@ -19,9 +19,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.files import open_regular
-from agent_r1.core.suggest import suggest
 
 COMMAND_LINE = "command line"
 
@@ -84,10 +83,7 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
 
 
 def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the merged settings of the layers by dotted key, such as ``{"trainer.learning_rate": 1e-3}``.
-
-    The values are not validated. Raise InvalidInput for a key that ``cls`` does not have.
-    """
+    """Return the merged settings of the layers by dotted key, such as ``{"trainer.learning_rate": 1e-3}``."""
     return _merge(cls, layers)[0]
 
 
@@ -165,14 +161,7 @@ def setting_keys(cls: type[BaseModel]) -> list[str]:
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Return whether a dotted key names a setting, or an entry of a setting that is a table.
-
-    The names of entries are not checked.
-
-    Example:
-        ``trainer.learning_rate`` names a setting. ``algorithm.loss`` names the entry ``loss`` of the table
-        ``algorithm``.
-    """
+    """Return whether a dotted key names a setting, or an entry of a setting that is a table."""
     return find_field(cls, key) is not None
 
 
@@ -181,10 +170,6 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
     A setting can be a table with entries. The key of an entry gives the field of the table. The names of entries are
     not checked.
-
-    Example:
-        ``trainer.learning_rate`` gives the field ``learning_rate``. ``algorithm`` is a table, and ``algorithm.loss``
-        gives the field ``algorithm``.
     """
     name, _, rest = key.partition(".")
     field = cls.model_fields.get(name)
@@ -197,18 +182,13 @@ def find_field(cls: type[BaseModel], key: str) -> FieldInfo | None:
 
 
 def nested_model(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings class of a field that holds a group of settings, such as ``trainer``; None for any other
-    field.
-    """
+    """Return the settings class of a field that holds a group of settings, such as ``trainer``;"""
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def is_table(field: FieldInfo) -> bool:
-    """Return whether a setting is a table: a setting with entries that have their own keys, such as ``algorithm.loss``.
-
-    A setting is a table if its type is a dictionary, or if the setting is marked with ``NESTED_BY_NAME``.
-    """
+    """Return whether a setting is a table, with entries that have their own keys, such as ``algorithm.loss``"""
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 
@@ -229,7 +209,6 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
 
 
 def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (values, names of the layers that set the values), both by dotted key."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -254,13 +233,6 @@ def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
 
 
 def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in the nested mapping ``values``. ``prefix`` is put before each key.
-
-    A value that is a mapping gives one pair for each entry of the mapping.
-
-    Example:
-        {"steps": 20, "algorithm": {"loss": "cispo"}} -> ("steps", 20), ("algorithm.loss", "cispo")
-    """
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, BaseModel):  # such as an Algorithm given in Python: all its fields count as set
@@ -274,29 +246,12 @@ def _flatten(cls: type[BaseModel], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _without_name(cls: type[BaseModel], key: str) -> str:
-    """Return ``key`` without ``.name`` at the end, if the key chooses a component.
-
-    The keys ``algorithm.loss.name`` and ``algorithm.loss`` mean the same setting: the name of the loss.
-
-    Example:
-        algorithm.loss.name -> algorithm.loss
-        trainer.learning_rate -> trainer.learning_rate
-    """
     parent, _, last = key.rpartition(".")
     field = find_field(cls, key)
     return parent if last == "name" and field is not None and NESTED_BY_NAME in field.metadata else key
 
 
 def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``settings`` as nested dictionaries.
-
-    Each key is split at its first dot. In a group of settings, such as ``trainer``, the rest of the key is split in the
-    same way. In a table, such as ``algorithm``, the rest of the key is not split.
-
-    Example:
-        {"steps": 20, "trainer.learning_rate": 1e-3} -> {"steps": 20, "trainer": {"learning_rate": 1e-3}}
-        {"algorithm.loss.clip_high": 0.3} -> {"algorithm": {"loss.clip_high": 0.3}}
-    """
     nested: dict[str, Any] = {}
     for name, field in cls.model_fields.items():
         below = {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == name}
@@ -311,9 +266,6 @@ def _nest(cls: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value_type(cls: type[BaseModel], key: str) -> Any:
-    """Return the type of a setting, or ``str`` for an unknown key and for a setting with a validator that
-    reads text.
-    """
     field = find_field(cls, key)
     if field is None or NESTED_BY_NAME in field.metadata:
         return str
@@ -323,11 +275,6 @@ def _value_type(cls: type[BaseModel], key: str) -> Any:
 
 
 def _convert(annotation: Any, text: str) -> Any:
-    """Return ``text`` converted to the type ``annotation``, or ``text`` itself if this fails. A tuple becomes a list.
-
-    Example:
-        _convert(tuple[float, ...], "0.9,0.95") == [0.9, 0.95]
-    """
     if get_origin(annotation) is Annotated:  # ignore the bounds: resolve() checks the value
         return _convert(get_args(annotation)[0], text)
     if get_origin(annotation) is tuple:
@@ -360,11 +307,6 @@ def _explain(cls: type[BaseModel], error: ValidationError, sources: Mapping[str,
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str | None:
-    """Return the name of the layer that set ``key``, such as "config.toml"; None if no layer set it.
-
-    If ``key`` is an item of a list, return the layer that set the list. If ``key`` is a group of settings, such as
-    ``trainer``, return a layer that set one of the settings.
-    """
     below = (known for known in sources if known.startswith(f"{key}."))
     above = (known for known in sources if key.startswith(f"{known}."))
     return next((sources[known] for known in (key, *above, *below) if known in sources), None)

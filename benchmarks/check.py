@@ -37,7 +37,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.trajectory import Group
 from agent_r1.model.forward import token_scores
-from agent_r1.training.devices import processor_name
+from agent_r1.training.servers import processor_name
 
 RATIOS = Path(__file__).parent / "ratios.json"
 LOSS = 0.2

@@ -33,11 +33,18 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    PolicyVersion,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki import MAX_TURNS
@@ -45,11 +52,11 @@ from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.tasksets.tinywiki.names import RELATIONS
 from agent_r1.tasksets.tinywiki.search import NOTHING, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import Method, attempts, evaluate_split, with_temperature
+from agent_r1.training.metrics import score_trajectory
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train

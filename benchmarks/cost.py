@@ -15,14 +15,13 @@ from unittest.mock import patch
 
 from rich.table import Table
 
+from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.weights import PolicyVersion
 from agent_r1.store.ledger import Ledger
 from agent_r1.trainer.updater import SelectedGroup, UpdateReport
 from agent_r1.training import loop, run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.health_monitor import HealthMonitor
-from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.monitor import HealthMonitor, MonitorState
 from agent_r1.training.progress import Progress, SilentProgress, StepReport
 
 T = TypeVar("T")

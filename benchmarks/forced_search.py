@@ -27,13 +27,14 @@ from agent_r1.core.inference import (
     Capabilities,
     Completion,
     InferenceEngine,
+    PolicyVersion,
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
     StopCondition,
+    WeightUpdate,
 )
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.training.build import rollout_limits

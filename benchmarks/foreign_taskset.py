@@ -39,10 +39,10 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.training.build import rollout_limits
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.eval_metrics import score_trajectory
 from agent_r1.training.evaluate import Method, attempts
+from agent_r1.training.metrics import score_trajectory
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train

@@ -43,9 +43,8 @@ from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.device import set_product_precision
-from agent_r1.model.weights import cast_parameters
-from agent_r1.store import RunReader
+from agent_r1.model.weights import cast_parameters, set_product_precision
+from agent_r1.store.reader import RunReader
 from agent_r1.training import build
 from agent_r1.training.memory_estimate import MemoryPlan, plan_memory
 from agent_r1.training.progress import SilentProgress

@@ -33,7 +33,7 @@ import agent_r1
 from agent_r1.core.messages import Message
 from agent_r1.core.profile import Part, read_profiles
 from agent_r1.core.task import Task
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress
 
 STEPS = 2

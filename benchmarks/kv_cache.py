@@ -32,9 +32,8 @@ from rich.table import Table
 
 from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.inference import torch_engine
-from agent_r1.inference.cache_pages import CacheSize, cache_size, pages_for
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.kv_cache import CacheSlot, round_up
+from agent_r1.inference.kv_cache import CacheSize, CacheSlot, cache_size, pages_for, round_up
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk
 from agent_r1.inference.native_decode import choose_native
 from agent_r1.inference.torch_engine import TorchEngine

@@ -85,11 +85,10 @@ def make_model(sizes: tuple[int, int, int] | None) -> Any:
 
 def random_groups(config: Any, context: int, vocabulary: int) -> Iterator[Any]:
     """Yield groups of attempts that fill the context: a prompt of an eighth of it, and one action."""
-    from agent_r1.core.attempt_id import AttemptId
     from agent_r1.core.inference import PolicyVersionSpan
     from agent_r1.core.messages import Action, Message
     from agent_r1.core.task import Task
-    from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+    from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 
     coin = random.Random(0)
 
@@ -130,7 +129,7 @@ def measure(case: Case, context: int = 256) -> None:
     from agent_r1.model.adapter import add_adapter, copy_sharing_frozen, merged_copy
     from agent_r1.trainer.single_process import SingleProcessTrainer
     from agent_r1.trainer.updater import PolicyUpdater
-    from agent_r1.training.checkpoint.files import copy_weights
+    from agent_r1.training.checkpoint_files import copy_weights
     from agent_r1.training.config import TrainConfig
     from agent_r1.training.memory_estimate import plan_memory
 

@@ -39,13 +39,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import agent_r1
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.profile import format_profile, mean_profile, read_profiles
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress
 
 PEERS_PYTHON = Path(".venv/peers/bin/python")

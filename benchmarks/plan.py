@@ -23,7 +23,7 @@ from typing import Any
 from agent_r1.config import Layer, resolve
 from agent_r1.core.profile import mean_profile
 from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import found_page, search
 from agent_r1.training import run

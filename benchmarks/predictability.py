@@ -28,11 +28,10 @@ from torch import Tensor
 
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.segments import segment_first, unique_ids
+from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_first, unique_ids
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 TURNS = 3
 """Turns that have a column."""

@@ -23,11 +23,10 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater

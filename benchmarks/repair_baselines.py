@@ -21,18 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import Responder, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
+from agent_r1.core.taskset import Responder, TaskSet, tool_call
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import ScriptedAgent
+from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
 from agent_r1.tasksets import build
 from agent_r1.tasksets.answers import answer
 from agent_r1.tasksets.code_repair.bugs import Bug
 from agent_r1.tasksets.code_repair.mutations import mutations
 from agent_r1.tasksets.code_repair.settings import read_settings
 from agent_r1.tasksets.code_repair.tool import bug_of
-from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.tables import wilson_interval
 
 Policy = Callable[[Bug, random.Random, int], Responder]

@@ -31,8 +31,9 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rewards.terms import format as valid_form
-from agent_r1.store import RunReader, run_folder
+from agent_r1.rewards.scoring import format as valid_form
+from agent_r1.store.folder import run_folder
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code_repair.scorer import first_try
 from agent_r1.training.build import rollout_limits

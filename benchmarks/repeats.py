@@ -28,8 +28,8 @@ import agent_r1
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest
 from agent_r1.training.progress import SilentProgress
 
 DELAY = 0.05

@@ -20,10 +20,10 @@ from contextlib import suppress
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.sandbox import Interpreter, Sandbox, SandboxConfig
+from agent_r1.sandbox.config import SandboxConfig
 from agent_r1.sandbox.isolation import ALL_LAYERS, Confinement, IsolationLayer, interpreter
-from agent_r1.sandbox.probe import find_broken_layers, verify_isolation
 from agent_r1.sandbox.process import run_program
+from agent_r1.sandbox.sandbox import Interpreter, Sandbox, find_broken_layers, verify_isolation
 
 Call = Callable[[], Awaitable[object]]
 PROGRAM = "print(sum(range(100)))"

@@ -27,11 +27,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Scorer, Status, Trajectory, Turn
-from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.core.trajectory import AttemptId, Scorer, Status, Trajectory, Turn
+from agent_r1.sandbox.config import Limits, SandboxConfig
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code import problems as code
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.scorer import CodeScorer

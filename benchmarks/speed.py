@@ -36,13 +36,20 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, PolicyVersionSpan, Prompt, SamplingParams
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Group
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build

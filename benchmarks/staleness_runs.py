@@ -42,14 +42,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.config import Layer
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.model.load import load_tokenizer
-from agent_r1.rewards import FunctionScorer
-from agent_r1.store import RunReader
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config

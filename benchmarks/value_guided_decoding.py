@@ -30,16 +30,15 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rewards import final_answer
+from agent_r1.rewards.answers import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.tasksets import build
 from agent_r1.training.build import rollout_limits
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, resolve_config
-from agent_r1.training.critics import open_critic
-from agent_r1.training.eval_metrics import majority_score, mean_logprob, score_trajectory
 from agent_r1.training.evaluate import Method, attempts, guided_method, with_temperature
-from agent_r1.training.policy import load_policy
+from agent_r1.training.metrics import majority_score, mean_logprob, score_trajectory
+from agent_r1.training.policy import load_policy, open_critic
 from agent_r1.training.tables import normal_interval
 
 

@@ -28,7 +28,6 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -38,15 +37,13 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokenRecord,
     TokensRecorded,
 )
-from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, Text, ToolCall
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run
+from agent_r1.core.inference import PolicyVersion, PolicyVersionSpan
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.store.folder import create_run
 
 GROUP_SIZE, GROUPS_PER_STEP, TOKENS = 16, 32, 48
 WORDS = ("river", "Alba", "flows", "past", "Bruno", "mayor", "Coris", "asked", "who", "built", "old", "bridge", "Deran")

@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_r1 import Task, ToolEnv
-from agent_r1.envs.adapters import reasoning_gym_score, reasoning_gym_tasks
+from agent_r1 import Task, ToolEnv, reasoning_gym_score, reasoning_gym_tasks
 
 OPTIONS = {"task_type_weights": [0.7, 0.3, 0.0], "max_entities": 8}
 """The shares of siblings, friends and colleagues, and the largest number. An answer is one digit."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from agent_r1.algorithms import Advantage, Algorithm, Clip
+from agent_r1 import Advantage, Algorithm, Clip
 
 
 class MedianRelative(Advantage):

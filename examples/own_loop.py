@@ -13,17 +13,15 @@ import copy
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from agent_r1.core.inference import SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, SamplingParams, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.staleness import StalenessController
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits, StalenessController
+from agent_r1.rollout.scripted_agent import NullRecorder
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.training.null_recorder import NullRecorder
 
 GROUPS, SIZE = 16, 16  # tasks per step, attempts per task
 CLIP = 0.2

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import torch
 
-from agent_r1 import Message, Task
+from agent_r1 import AttemptId, Group, Message, RolloutContext, Task
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.trajectory import Group
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 GOAL = 0.5
 

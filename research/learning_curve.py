@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from research.paper.curves import REWARD, VALIDATION
 
 GRAY = "#7F7F7F"

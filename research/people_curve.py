@@ -17,7 +17,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from research.learning_curve import GRAY, label_axes
 from research.paper.curves import REWARD, VALIDATION

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.task import Task
-from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig
-from agent_r1.gateway.agent_threads import AgentThreads
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentThreads
+from agent_r1.gateway.config import GatewayConfig
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted_engine import ScriptedEngine

@@ -7,7 +7,7 @@ from benchmark_files import ABSENT, SHARED
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import ToolSpec
 
 TEMPLATES = SHARED / "chat_templates"
 MODELS = (

@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.trajectory import Status
-from agent_r1.store.atomic_fs import Disk
+from agent_r1.core.files import Disk
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.trainer.protocol import TrainerState
-from agent_r1.training.checkpoint.files import BestStep, Snapshot, TrainProgress, copy_weights
-from agent_r1.training.monitor.circuit_breaker import CircuitBreakerState, FailedAttempt
-from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.checkpoint_files import BestStep, Snapshot, TrainProgress, copy_weights
+from agent_r1.training.monitor import CircuitBreakerState, FailedAttempt, MonitorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

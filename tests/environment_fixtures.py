@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 from sandboxed import sandbox_or_skip
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.core.messages import Action, Message, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.sandbox import Limits, Sandbox
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.sandbox.config import Limits
+from agent_r1.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.data.training_sample import Excluded
 from agent_r1.tools.tool_errors import ToolErrorKind
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Rewards, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Rewards, Status, Trajectory, Turn
 
 SYSTEM = [*range(1, 16)] * 5
 """75 tokens with which prompts begin."""

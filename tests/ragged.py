@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.data.training_sample import TrainingSample, select_trainable
 
 VOCABULARY = 16

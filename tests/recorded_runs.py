@@ -5,10 +5,11 @@ from contextlib import closing
 from pathlib import Path
 
 from agent_r1.core.events import Event
-from agent_r1.store import RunReader, RunWriter
-from agent_r1.store.atomic_fs import atomic_replace_dir
+from agent_r1.core.files import atomic_replace_dir
 from agent_r1.store.ledger import Seal
 from agent_r1.store.manifest import ModelFingerprint, write_manifest
+from agent_r1.store.reader import RunReader
+from agent_r1.store.writer import RunWriter
 
 
 def record_all(writer: RunWriter, *batches: list[Event]) -> None:

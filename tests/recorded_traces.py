@@ -11,7 +11,7 @@ from recorded_runs import record_all
 
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Event
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.store import create_run
+from agent_r1.store.folder import create_run
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 
 GOOD, BAD = 7, 3

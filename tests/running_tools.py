@@ -6,10 +6,9 @@ import asyncio
 from typing import Any
 
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.tools import Tool
+from agent_r1.tools.function_tool import Tool
 
 
 def run(

@@ -9,7 +9,8 @@ from functools import cache
 
 import pytest
 
-from agent_r1.sandbox import Limits, Sandbox, SandboxConfig
+from agent_r1.sandbox.config import Limits, SandboxConfig
+from agent_r1.sandbox.sandbox import Sandbox
 
 PRIVILEGES = ("--ro-bind", "/", "/", "--size", "1048576", "--tmpfs", "/tmp", "--unshare-net", "--unshare-pid")
 

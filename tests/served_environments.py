@@ -13,7 +13,8 @@ from typing import Any
 
 from agent_r1.core.environment import Env
 from agent_r1.core.task import Task
-from agent_r1.workers import EnvironmentWorker, WorkerDescription
+from agent_r1.workers.protocol import WorkerDescription
+from agent_r1.workers.server import EnvironmentWorker
 
 DESCRIPTION = WorkerDescription(version="1", taskset="t", fingerprints={"tasks": "a", "tools": "b"})
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from recorded_runs import record_all
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -18,16 +17,14 @@ from agent_r1.core.events import (
     LogEvent,
     PolicyPublished,
     StepMetrics,
+    TokenRecord,
     TokensRecorded,
 )
-from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, Text, ToolCall
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run
-from agent_r1.store.results import result_event
+from agent_r1.core.inference import PolicyVersion, PolicyVersionSpan
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import result_event
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp\u200b\r\x08 [bold]markup[/bold] [link=http://x]"
 """A text with terminal control sequences, a reversed direction, a character without width, and markup of rich."""

@@ -45,7 +45,7 @@ SEES = {
     },
     "cli": {"core", "commands", "config"},
     "__main__": {"cli"},
-    "__init__": {"core", "envs", "tools", "rewards", "training", "config"},
+    "__init__": {"algorithms", "core", "envs", "rewards", "sandbox", "store", "tools", "training"},
 }
 
 

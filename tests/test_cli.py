@@ -20,8 +20,8 @@ import agent_r1
 from agent_r1 import InvalidInput, Message, Task, ToolEnv, exact_match, tool
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import main
-from agent_r1.store import RunReader
-from agent_r1.training.checkpoint.files import save_model
+from agent_r1.store.reader import RunReader
+from agent_r1.training.checkpoint_files import save_model
 from agent_r1.training.progress import SilentProgress
 from research.tiny_base.tokenizer import make_tokenizer
 
@@ -205,7 +205,7 @@ def test_task_sets_are_listed(run) -> None:
 
 
 SOLUTIONS = """
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
 def solutions(task):
     right, wrong = (
         ReferenceSolution("text", script(Message.assistant(f"<answer>{text}</answer>"))) for text in TEXTS

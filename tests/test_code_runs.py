@@ -19,8 +19,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1 import Message, Task, ToolEnv, Trajectory, exact_match
 from agent_r1.cli import main
-from agent_r1.sandbox import Limits
-from agent_r1.store import RunReader
+from agent_r1.sandbox.config import Limits
+from agent_r1.store.reader import RunReader
 from agent_r1.training.user_task import load_task_file, make_taskset
 
 Run = Callable[..., tuple[int, str, str]]
@@ -28,9 +28,9 @@ Run = Callable[..., tuple[int, str, str]]
 MBPP = {"text": "Double it.", "code": "def double(x): return 2 * x", "test_list": ["assert double(1) == 2"] * 2}
 OWN = """
 from agent_r1 import Message, Task, ToolEnv, exact_match
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
 from agent_r1.tools.python_tool import python_tool
-from agent_r1.sandbox import SandboxConfig
+from agent_r1 import SandboxConfig
 env = ToolEnv([python_tool(SandboxConfig(level="none"))], [exact_match])
 tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
 def solutions(task):
@@ -127,7 +127,7 @@ def test_going_without_is_loud_and_recorded(
     assert (
         code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing" and "WARNING: sandbox none" in err
     )
-    monkeypatch.setattr("agent_r1.sandbox.probe._verify_machine", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.sandbox._verify_machine", lambda: refused())
     code, _, err = run("eval", "--model", "r", "--n", 1)  # the run went without; that is asked for each time
     assert code == 2 and "accept the risk with --sandbox none" in err
 
@@ -149,7 +149,7 @@ HEAD = """
 import dataclasses
 from agent_r1 import Message, Task, ToolEnv, exact_match, tool
 from agent_r1.tools.python_tool import python_tool
-from agent_r1.sandbox import Sandbox, SandboxConfig
+from agent_r1 import Sandbox, SandboxConfig
 from agent_r1.envs.user_env import Reply, UserEnv
 tasks = [Task("a", (Message.user("Who?"),), {"answers": ("x",)})]
 LEVEL = "none"
@@ -304,7 +304,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
         if find_spec("math_verify") is None:  # nothing here may import it
             pytest.skip("math-verify is not installed (extra math)")
         problems.write_text("\n".join(rows))
-    monkeypatch.setattr("agent_r1.sandbox.probe._verify_machine", lambda: refused())
+    monkeypatch.setattr("agent_r1.sandbox.sandbox._verify_machine", lambda: refused())
     code, out, err = run("train", "--taskset", task, "--data", problems, "--model", model, *SMALL)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and "accept the risk with --sandbox none" in err
@@ -312,7 +312,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
 
 
 def refused() -> None:
-    from agent_r1.sandbox.probe import refusal
+    from agent_r1.sandbox.sandbox import refusal
 
     raise refusal("no program bwrap", "install bubblewrap")
 

@@ -7,8 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.config import NESTED_BY_NAME, Layer, from_text, read_toml, resolve, restrict, setting_keys
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import InvalidInput, suggest
 
 
 class Optimizer(BaseModel):

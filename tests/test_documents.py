@@ -19,9 +19,9 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.cli import CONTEXT_SETTINGS, parse
 from agent_r1.config import Layer, resolve
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.check import check
 from agent_r1.training.config import CheckConfig, TrainConfig

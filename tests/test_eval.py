@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1.cli import main
-from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.open import open_retriever
-from agent_r1.training.checkpoint.files import save_model
+from agent_r1.retrieval.retriever import BM25Index
+from agent_r1.training.checkpoint_files import save_model
 from research.tiny_base.tokenizer import make_tokenizer
 
 Run = Callable[..., tuple[int, dict[str, Any], str]]

@@ -10,7 +10,7 @@ import torch
 from golden_base import GOLDEN_BASE
 
 from agent_r1.cli import main
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 
 from benchmark_scripts import load_benchmark
 
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    StopCondition,
+    WeightUpdate,
+)
 
 BENCHMARK = load_benchmark("forced_search")
 

@@ -19,11 +19,10 @@ from extras import requires
 from preloaded import run_python
 
 from agent_r1 import Message, Task
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Action
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.store import RunReader
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.store.reader import RunReader
 from agent_r1.training.user_task import load_task_file
 
 pytestmark = requires("reasoning_gym", "reasoning-gym")

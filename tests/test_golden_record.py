@@ -24,10 +24,9 @@ import torch
 from golden_base import GOLDEN_BASE
 
 from agent_r1.config import Layer
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
-from agent_r1.training import build as build_module
-from agent_r1.training import run
+from agent_r1.training import build as build_module, run
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 

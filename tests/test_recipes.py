@@ -17,7 +17,7 @@ from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.config import Layer, from_text, read_toml, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.config import RetrieverConfig, check
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code_repair.settings import read_settings
 from agent_r1.tasksets.multihop.mixture import MixtureFile

@@ -11,7 +11,7 @@ from benchmark_files import SHARED, real_data
 from extras import requires
 from sandboxed import sandbox_or_skip
 
-from agent_r1.sandbox import Limits
+from agent_r1.sandbox.config import Limits
 
 SCORERS = Path(__file__).parents[1] / "benchmarks" / "scorers.py"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from hostile_texts import HOSTILE, IN_ATTRIBUTES, IN_HTML
 from recorded_runs import record_all
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -20,16 +19,14 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokenRecord,
     TokensRecorded,
 )
-from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, Text, ToolCall
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run
-from agent_r1.store.results import result_event
+from agent_r1.core.inference import PolicyVersion, PolicyVersionSpan
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import result_event
 
 GROUP_SIZE = 4
 HOSTILE_RUN = "<img src=x onerror=document.title=1>"

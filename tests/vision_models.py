@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image as Pillow
-from PIL import ImageDraw
+from PIL import Image as Pillow, ImageDraw
 from transformers import PreTrainedModel
 
 from agent_r1.core.messages import Image
 from agent_r1.model.load import load_images, load_model, load_tokenizer
 from agent_r1.model.vision import ImageProcessor
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
-from agent_r1.renderers.formats.hermes import Hermes
+from agent_r1.renderers.formats.json_formats import Hermes
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from research.tiny_vision.models import Kind, make_vision_model, save_vision_model, with_vision_tokens
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agent_r1.data.segments import segment_count, segment_last, segment_mean, segment_sum
+from agent_r1.data.batch import segment_count, segment_last, segment_mean, segment_sum
 
 Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean", "constant"]
 

@@ -12,17 +12,15 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Component
+from agent_r1.algorithms.component import Advantage, Component
+from agent_r1.algorithms.loss_terms import TokenMask
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.token_masks import TokenMask
 from agent_r1.algorithms.validation import check_algorithm
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.settings import flatten
-from agent_r1.core.suggest import suggest
 
 NONE = "none"
 """The value by which a user leaves out an optional component or number."""

@@ -9,9 +9,8 @@ from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.advantages.returns import Success, Zero
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.component import Level
-from agent_r1.algorithms.loss_terms import Correction, Kl
+from agent_r1.algorithms.loss_terms import ClipCov, Correction, Kl
 from agent_r1.algorithms.shaping import RewardShaping
-from agent_r1.algorithms.token_masks import ClipCov
 from agent_r1.core.errors import InvalidInput
 
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")

@@ -34,7 +34,7 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
     A setting is inactive if the values of other settings turn its effect off. Give the settings of a training run as
     options, such as --trainer.minibatches 4, to see which of them are inactive.
     """
-    from agent_r1.algorithms.objective import objective
+    from agent_r1.algorithms.algorithm import objective
     from agent_r1.algorithms.presets import ALGORITHMS
     from agent_r1.algorithms.registry import parameters
     from agent_r1.training.inactive_settings import inactive_settings
@@ -66,7 +66,7 @@ def _config_for(name: str, settings: Layer) -> TrainConfig:
 
 
 def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
-    from agent_r1.algorithms.objective import clauses
+    from agent_r1.algorithms.algorithm import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
     notes |= {"inactive": "\n".join(inactive)} if inactive else {}

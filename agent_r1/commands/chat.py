@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -26,22 +27,24 @@ from agent_r1.config import Layer, resolve, restrict, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.export.model import find_weights
-from agent_r1.store import AttemptFilter, AttemptSummary, RunReader, is_run, run_folder
-from agent_r1.training.config import ChatConfig, TrainConfig, resolve_config
+from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
+from agent_r1.store.folder import is_run, run_folder
+from agent_r1.store.reader import RunReader
+from agent_r1.training.config import ChatConfig, EvalConfig, TrainConfig, resolve_config
 
 OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "tf32", "threads", "seed")
 """The settings, and groups of settings, that determine how the model answers."""
 
 OF_THE_TASK = ("taskset", "data", "corpus", "encoder", "sandbox")
 
-KEYS = tuple(
+_CHAT_KEYS = tuple(
     key
     for key in setting_keys(ChatConfig)
     if key.partition(".")[0] in (*OF_THE_MODEL, *OF_THE_TASK, "temperature", "checkpoint", "split", "number")
 )
 
 
-@click.command(cls=SettingsCommand, config=ChatConfig, keys=KEYS)
+@click.command(cls=SettingsCommand, config=ChatConfig, keys=_CHAT_KEYS)
 @click.argument("model", metavar="RUN|MODEL")
 @click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 @click.argument("attempt", required=False, type=EncodableText())
@@ -117,3 +120,43 @@ def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> 
         do = "give the task set of the run, with its data and seed"
         raise InvalidInput("attempt", got=f"its task {name}, which {taskset.name} has not in {chosen.split}", do=do)
     return config.model_copy(update={"split": chosen.split, "number": number})
+
+
+GROUPS = ("context", "max_tokens", "tool_format", "device", "tf32", "threads", "tags", "engine")
+"""Settings, and groups of settings, that a served model uses."""
+
+_SERVE_KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in GROUPS)
+
+DEFAULT_PORT = 8000
+SHORTEST_KEY = 8
+
+
+@click.command(cls=SettingsCommand, config=EvalConfig, keys=_SERVE_KEYS)
+@click.argument("model", metavar="MODEL|RUN")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="Port; 0: any.")
+@click.option("--api_key", envvar="AGENT_R1_API_KEY", help="API key of the endpoint; by default a new one is printed.")
+@config_option
+@json_option
+def serve(model: str, settings: Layer, port: int, api_key: str | None, config_file: Path | None, as_json: bool) -> None:
+    """Serve a model for programs that use the client libraries of OpenAI or Anthropic, on this machine only.
+
+    Give a MODEL or a RUN. A MODEL is a Hugging Face name or a folder. If a RUN is given, its trained model is served.
+    """
+    if api_key is not None and (len(api_key) < SHORTEST_KEY or not api_key.isascii() or not api_key.isprintable()):
+        do = f"give at least {SHORTEST_KEY} printable ASCII characters"
+        raise InvalidInput("api_key", got=f"{len(api_key)} characters", do=do)
+    layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
+    if is_run(run_folder(model)):
+        own = config_of_run(run_folder(model))
+        used = {key: value for key, value in own.values.items() if key in GROUPS}
+        layers.append(restrict(Layer(own.source, used), EvalConfig, TrainConfig))
+    config = resolve(EvalConfig, [Layer("command line", {"model": model}), *layers])
+    from agent_r1.training.chat import serve
+
+    def announce(base_url: str, key: str) -> None:
+        shown = key if api_key is None else "the one that was given"
+        text = f"{model} at {base_url}\nAPI key: {shown}\nstop with Ctrl-C"
+        show(as_json, {"base_url": base_url, "api_key": key if api_key is None else None, "model": model}, text)
+        sys.stdout.flush()
+
+    serve(config, port, api_key, announce)

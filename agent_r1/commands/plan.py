@@ -10,7 +10,7 @@ from agent_r1.commands.command import FilePath, SettingsCommand, config_option, 
 from agent_r1.commands.training import config_of_run
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import is_run, run_folder
+from agent_r1.store.folder import is_run, run_folder
 from agent_r1.training.plan_config import PlanConfig
 
 OF_GPUS = ("gpu", "gpus", "gpu_memory", "gpu_tflops", "gpu_bandwidth", "mfu")

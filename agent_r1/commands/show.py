@@ -13,16 +13,13 @@ import click
 from click.core import ParameterSource
 from rich.console import RenderableType
 
-from agent_r1.commands.command import EncodableText, json_option
-from agent_r1.commands.command import show as print_result
-from agent_r1.commands.runs import find_run
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.suggest import suggest
+from agent_r1.commands.command import EncodableText, find_run, json_option, show as print_result
+from agent_r1.core.errors import AgentR1Error, InvalidInput, suggest
 from agent_r1.core.trajectory import Status
-from agent_r1.store import AttemptFilter, RunReader
-from agent_r1.store.attempt_list import AttemptOrder
+from agent_r1.store.attempt_list import AttemptFilter, AttemptOrder
 from agent_r1.store.folder import run_argument
-from agent_r1.store.turn_invariants import DECODING_ERRORS
+from agent_r1.store.invariants import DECODING_ERRORS
+from agent_r1.store.reader import RunReader
 
 ORDERS = get_args(AttemptOrder)
 SORTS = [name for order in ORDERS for name in (order, f"-{order}")]
@@ -117,8 +114,8 @@ def _check_list_options(attempt: str | None, metric: str | None, critic: bool) -
 
 
 def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:
+    from agent_r1.commands.recorded_run import default_settings
     from agent_r1.commands.show_run import RunText, read_report
-    from agent_r1.commands.view import default_settings
 
     report = read_report(folder, reader, default_settings())
     _print(as_json, report.to_json(), RunText(report))
@@ -149,7 +146,7 @@ def _show_attempts(reader: RunReader, where: AttemptFilter, sort: str, limit: in
 
 
 def _show_critic(reader: RunReader, as_json: bool) -> None:
-    from agent_r1.commands.show_critic import read_critic
+    from agent_r1.commands.show_attempt import read_critic
 
     report = read_critic(reader)
     _print(as_json, report.to_json(), report)
@@ -158,9 +155,9 @@ def _show_critic(reader: RunReader, as_json: bool) -> None:
 def _show_attempt(
     folder: Path, reader: RunReader, name: str, where: AttemptFilter, tokens: bool, all_tokens: bool, as_json: bool
 ) -> None:
+    from agent_r1.commands.recorded_run import find_model
     from agent_r1.commands.show_attempt import AttemptText, read_attempt
     from agent_r1.commands.show_attempts import WORDS, find_attempt, short_id
-    from agent_r1.commands.view import find_model
 
     if tokens and name in WORDS and reader.count_attempts(replace(where, recorded=True)):
         where = replace(where, recorded=True)  # so that the numbers of the trainer are known

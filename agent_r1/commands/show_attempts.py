@@ -11,12 +11,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.commands.terminal import safe
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1.commands.show_run import safe
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.trajectory import STATUS_POLICY, Status
-from agent_r1.store import AttemptFilter, AttemptSummary, RunReader
+from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Status
+from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.folder import run_argument
+from agent_r1.store.reader import RunReader
 from agent_r1.viewer.text import number, one_line
 
 MAX_CANDIDATES = 5

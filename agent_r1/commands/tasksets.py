@@ -5,7 +5,10 @@ Modules that need torch are imported inside the commands, so that other commands
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -14,6 +17,7 @@ from rich.text import Text
 
 import agent_r1.tasksets
 from agent_r1.commands.command import (
+    FilePath,
     SettingsCommand,
     columns,
     config_option,
@@ -25,10 +29,11 @@ from agent_r1.commands.command import (
 )
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.files import atomic_dir
 from agent_r1.core.taskset import TaskSet
 from agent_r1.retrieval.config import RetrieverConfig
 from agent_r1.retrieval.protocol import Health
-from agent_r1.training.config import CheckConfig, PlayConfig, TasksetConfig
+from agent_r1.training.config import CheckConfig, PlayConfig, TasksetConfig, WorkerConfig
 from agent_r1.training.progress import Progress
 from agent_r1.training.user_task import load_task_file
 
@@ -76,7 +81,7 @@ def play(taskset: str, settings: Layer, as_json: bool) -> None:
 def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Serve the search of a corpus over HTTP."""
     config = resolve(RetrieverConfig, with_file(settings, config_file))
-    from agent_r1.retrieval.serve import serve
+    from agent_r1.retrieval.server import serve
 
     def announce(url: str, health: Health) -> None:
         text = f"{health.passages} passages by {health.search} at {url}; stop with Ctrl-C or SIGTERM"
@@ -121,3 +126,66 @@ def sandbox_json(taskset: TaskSet) -> dict[str, str]:
     Return {} if the task set runs no such code.
     """
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}
+
+
+@click.command(cls=SettingsCommand, config=WorkerConfig)
+@click.argument("taskset")
+@click.option("--token", envvar="AGENT_R1_WORKER_TOKEN", default="", help="Token that runs must have.")
+@config_option
+@json_option
+def serve_env(taskset: str, settings: Layer, token: str, config_file: Path | None, as_json: bool) -> None:
+    """Serve the environments of a task set to runs on other machines. TASKSET is a name, or a FILE.py.
+
+    This command starts a worker. A run uses the worker if --environment.workers lists the worker's address. Whoever has
+    the token can run the tools.
+    """
+    config = resolve(WorkerConfig, with_file(settings, config_file))
+    opened = open_taskset(taskset, config)
+    warn_unsandboxed(opened, progress_of(as_json))
+    from agent_r1.training.environments import serve_environments
+    from agent_r1.workers.protocol import WorkerDescription
+
+    def announce(url: str, description: WorkerDescription) -> None:
+        text = f"environments of {description.taskset} at {url}; stop with Ctrl-C or SIGTERM"
+        show(as_json, {"url": url, **description.model_dump(), **sandbox_json(opened)}, text)
+        sys.stdout.flush()
+
+    serve_environments(config, opened, token, announce)
+
+
+SUFFIX = ".template"
+"""The suffix of template files. Without this suffix, a template would be a module of this package."""
+
+
+@click.command()
+@click.argument("folder", metavar="NAME", type=FilePath())
+@json_option
+def init(folder: Path, as_json: bool) -> None:
+    """Write a new project that can be trained at once.
+
+    NAME is the new folder of the project. The folder gets an agent (a tool, a reward, tasks), a test of the agent,
+    settings, and a README.
+    """
+    written = write_project(folder)
+    run = f"cd {shlex.quote(str(folder))} && agent-r1 train agent.py --config train.toml"
+    text = Text(f"{folder}: {', '.join(written)}\nto train it: {run}")
+    show(as_json, {"folder": str(folder), "files": written}, text)
+
+
+def write_project(folder: Path) -> list[str]:
+    """Write the files of a new project to ``folder``, and return the names of the files.
+
+    Raise InvalidInput if the folder exists or cannot be written.
+    """
+    if os.path.lexists(folder):
+        raise InvalidInput("NAME", got=f"{folder}, which exists", do="give the name of a new folder")
+    templates = [path for path in (files("agent_r1") / "templates" / "project").iterdir() if path.name.endswith(SUFFIX)]
+    try:
+        with atomic_dir(folder) as temporary:
+            for template in templates:
+                text = template.read_text(encoding="utf-8").replace("{name}", folder.absolute().name)
+                (temporary / template.name.removesuffix(SUFFIX)).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error  # without the name of the temporary folder
+        raise InvalidInput("NAME", got=f"{folder}: {reason}", do="give a folder that can be written") from None
+    return sorted(template.name.removesuffix(SUFFIX) for template in templates)

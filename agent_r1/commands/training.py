@@ -2,35 +2,105 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 import agent_r1.tasksets
 from agent_r1.commands.command import (
     FilePath,
     SettingsCommand,
+    columns,
     config_option,
+    find_run,
     json_option,
     progress_of,
     quiet_option,
     show,
     with_file,
 )
-from agent_r1.commands.eval_questions import with_unseen_questions
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
 from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
+from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader, is_run, run_folder
-from agent_r1.store.folder import path_argument
-from agent_r1.store.results import read_file
-from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
+from agent_r1.reward_models.config import RewardModelConfig
+from agent_r1.store.folder import is_run, path_argument, run_folder
+from agent_r1.store.reader import RunReader, read_file
+from agent_r1.tasksets.splits import normalized_text
+from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, TrainSettings, resolve_config
+from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import TrainReport, render_report, render_table, report_json, table_json
 from agent_r1.training.user_task import load_task_file
+
+if TYPE_CHECKING:
+    from agent_r1.reward_models.evaluation import Evaluation, Separation
+    from agent_r1.reward_models.train import RewardModelReport
+
+
+def with_unseen_questions(
+    taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
+) -> TaskSet:
+    """Return the task set without the questions that the evaluated model was trained on.
+
+    - If the model was trained on the data file ``config.data``, return the task set unchanged. The evaluation splits of
+      this data file hold no training questions.
+    - If the model was trained on a different data file, remove the training questions from all splits.
+    - If no run trained the model, or if the run or ``config`` has no data file, remove no questions.
+
+    If the model was not trained on ``config.data``, and the task set has a split with all tasks (``taskset.whole``),
+    this split becomes the only evaluation split.
+
+    Args:
+        trained: the settings of the run that trained the model. None: no run trained the model.
+        progress: prints a warning if the training data cannot be read.
+    """
+    if trained is not None and trained.data is not None and config.data is not None:
+        if trained.data.resolve() == config.data.resolve():
+            return taskset
+        taskset = _exclude(taskset, _training_questions(trained, progress))
+    return taskset if taskset.whole is None else replace(taskset, evaluation=(taskset.whole,))
+
+
+def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
+    def tasks(split: str) -> Sequence[Task]:
+        kept = [task for task in taskset.tasks(split) if _question(task) not in questions]
+        if not kept:
+            got = f"{split}, in which the run was trained on every question"
+            raise InvalidInput("--data", got=got, do="give questions that it was not trained on")
+        return kept
+
+    return replace(taskset, tasks=tasks)
+
+
+def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
+    """Return the normalized text of each question that a run was trained on.
+
+    If the training data cannot be read, print a warning and return an empty set.
+    """
+    try:
+        own = agent_r1.tasksets.build(
+            trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox, trained.encoder
+        )
+    except InvalidInput as error:
+        progress.print_line(f"WARNING: training questions may be among these, as they cannot be read: {error}")
+        return frozenset()
+    return frozenset(map(_question, own.tasks("train")))
+
+
+def _question(task: Task) -> str:
+    return normalized_text(task.messages[-1].text)
+
 
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "encoder", "sandbox")
 """Settings of a run that have no effect if the run is evaluated on a different task set."""
@@ -166,3 +236,92 @@ def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     left_out = ("decode", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ()))
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})
+
+
+@click.command("train-critic", cls=SettingsCommand, config=CriticConfig)
+@config_option
+@json_option
+@quiet_option
+def train_critic(settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
+    """Train a critic on the recorded attempts of a run, for value-guided decoding.
+
+    Some tasks are held out. On the attempts at these tasks, the errors of the critic are compared with the errors of a
+    constant prediction, the mean return.
+    """
+    config = resolve(CriticConfig, with_file(settings, config_file))
+    run = find_run(config.run)
+    from agent_r1.training.train_critic import train_critic
+
+    report = train_critic(run, config, progress_of(quiet))
+    rows = {
+        "critic": report.folder,
+        "trained on": f"{report.attempts} attempts at {report.tasks} tasks",
+        "held out": f"{report.held_out_attempts} attempts at {report.held_out_tasks} tasks",
+    }
+    for name, fit in (("all states", report.all_states), ("after actions", report.after_actions)):
+        error = f"squared error {fit.error:.4f} (mean return: {fit.mean_error:.4f})"
+        rows[name] = f"explained variance {fit.explained_variance:z.2f}, {error}, {fit.states} states"
+    show(as_json, asdict(report), columns(rows))
+
+
+@click.command("train-reward", cls=SettingsCommand, config=RewardModelConfig)
+@click.argument("runs", nargs=-1, required=True)
+@config_option
+@json_option
+@quiet_option
+def train_reward(runs: tuple[str, ...], settings: Layer, config_file: Any, as_json: bool, quiet: bool) -> None:
+    """Train a reward model on the attempts of RUNS, and evaluate it on tasks that it was not trained on.
+
+    The reward model reads whole attempts, and predicts a recorded reward. A run uses the reward model with
+    --extra_rewards.NAME FOLDER.
+    """
+    config = resolve(RewardModelConfig, with_file(settings, config_file))
+    folders = [find_run(run) for run in runs]
+    from agent_r1.reward_models.train import train_reward_model
+
+    report = train_reward_model(folders, config, progress_of(quiet).print_line)
+    show(as_json, _to_json(report), _render(report))
+
+
+def _to_json(report: RewardModelReport) -> dict[str, Any]:
+    from agent_r1.reward_models.evaluation import without_nan
+
+    found: dict[str, Any] = without_nan({**asdict(report), "out": str(report.out)})
+    return found
+
+
+def _render(report: RewardModelReport) -> RenderableType:
+    found = report.evaluation
+    first = (
+        f"{report.out}: trained on {report.training_traces:,} attempts at {report.training_tasks:,} tasks; held out: "
+        f"{found.traces:,} attempts at {found.tasks:,} other tasks, {found.successes:.0%} successes"
+    )
+    if found.calibration_error is None:
+        return Group(Text(first), _separations(found))
+    last = f"expected calibration error {found.calibration_error:.3f}"
+    return Group(Text(first), _separations(found), Text(last), _calibration(found))
+
+
+def _separations(found: Evaluation) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("score", "AUC (95 % interval)", "AUC within tasks", "accuracy"):
+        table.add_column(name, justify="left" if name == "score" else "right", no_wrap=True)
+    table.add_row("reward model", *_cells(found.model), "-" if found.accuracy is None else f"{found.accuracy:.3f}")
+    for name, separation in found.baselines.items():
+        table.add_row(name, *_cells(separation), "")
+    table.add_row("majority", "0.500", "0.500", f"{found.majority:.3f}")
+    return table
+
+
+def _cells(one: Separation) -> tuple[str, str]:
+    within = "-" if math.isnan(one.within_tasks) else f"{one.within_tasks:.3f}"
+    return f"{one.auc:.3f} ({one.low:.3f}-{one.high:.3f})", within
+
+
+def _calibration(found: Evaluation) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("prediction", "successes", "attempts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found.bins:
+        table.add_row(f"{one.prediction:.3f}", f"{one.successes:.3f}", f"{one.count:,}")
+    return table

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult, ToolSpec
+from agent_r1.core.trajectory import AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +96,7 @@ class ExecutesCode(Protocol):
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
     """Return the weakest sandbox in ``levels``: the first text that begins with "none", otherwise the first text.
 
-    Each item of ``levels`` is the :attr:`ExecutesCode.sandbox` of one component: a text, or None if the component
-    executes no code. If all items are None, return None.
-
-    Example:
-        >>> weakest_sandbox(["bubblewrap: files user", None, "none: nothing"])
-        'none: nothing'
+    If all items are None, return None.
     """
     return max(
         (level for level in levels if level is not None), key=lambda level: level.startswith("none"), default=None

@@ -3,8 +3,16 @@
 A rollout never raises an error for a failure inside an episode. The trajectory gets a ``Status`` and a reason instead.
 """
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from agent_r1.core.redaction import redact, redact_url
 
@@ -77,3 +85,46 @@ def shorten(value: object, most: int = MAX_SHOWN) -> str:
     except ValueError:  # Python refuses to write integers of more than 4,300 digits
         text = hex(value) if isinstance(value, int) else type(value).__name__
     return text if len(text) <= most else f"{text[: most // 2]}.. ({len(text)} characters)"
+
+
+_CUTOFF = 0.6  # the default of difflib.get_close_matches
+_PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ranks just below a match of the whole name
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is most similar to ``name``; "" if no known name is similar."""
+    rated = [(_similarity(name, candidate), candidate) for candidate in known]
+    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # max returns the first of equals
+    return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
+
+
+def _similarity(name: str, candidate: str) -> float:
+    words = candidate.rpartition(".")[2].split("_")
+    part, name_part = "_".join(words), name.rpartition(".")[2]
+    by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)
+    by_part = max(SequenceMatcher(None, part, name_part).ratio(), by_initials)
+    return max(SequenceMatcher(None, candidate, name).ratio(), _PART_WEIGHT * by_part)
+
+
+def import_extra(name: str, extra: str) -> Any:
+    """Import and return the module ``name`` of an optional dependency."""
+    require_extra(name, extra)
+    return import_module(name)
+
+
+def require_extra(name: str, extra: str) -> None:
+    """Raise InvalidInput if the module ``name`` is not installed. The module is not imported."""
+    if find_spec(name.split(".")[0]) is None:
+        raise InvalidInput(f"extra {extra}", got="an environment without it", do=f"pip install 'agent-r1[{extra}]'")
+
+
+def read_credential(variable: str) -> str:
+    """Return the credential in an environment variable, stripped of white space; "" if the variable is not set.
+
+    Raise InvalidInput if an HTTP header cannot contain the credential. The message does not show the credential.
+    """
+    value = os.environ.get(variable, "").strip()
+    if not (value.isascii() and value.isprintable()):
+        got = f"{len(value)} characters, some of which are not printable ASCII"
+        raise InvalidInput(variable, got=got, do="set it to the credential alone, in one line")
+    return value

@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.packages import import_extra
+from agent_r1.core.errors import InvalidInput, import_extra
 
 MAX_IMAGE_BYTES = 20 * 2**20
 
@@ -173,10 +172,6 @@ def _little(data: bytes, start: int, count: int) -> int:
 
 
 def _parse_png(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end).
-
-    A PNG consists of chunks. Each chunk has a length, a type, content and a checksum.
-    """
     position = 8
     if _take(data, 12, 4) != b"IHDR":
         raise _Damaged("it does not begin with its size")
@@ -196,10 +191,6 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 def _parse_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Return (width, height, offset of the file's end).
-
-    A JPEG consists of segments. Each segment has the byte FF and a marker. Most segments have a length and content too.
-    """
     position, width, height = 2, 0, 0
     while True:
         if data[position] != 0xFF:

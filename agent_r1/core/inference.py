@@ -2,12 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from agent_r1.core.messages import Image
-from agent_r1.core.weights import Dtype, PolicyVersion, Transport, WeightUpdate
+
+Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
+"""How an engine obtains weights. shared_memory: as a PyTorch module in the same process. safetensors: from a folder of
+safetensors files. lora: from the folder of a LoRA adapter. nccl: by a broadcast between GPUs."""
+
+
+Dtype = Literal["float32", "bfloat16"]
+
+ProductPrecision = Literal["float32", "tf32", "bfloat16"]
+"""The precision of matrix products: 24, 11 or 8 significant bits. TF32 is a mode of GPUs for tensors in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One version of the policy's weights.
+
+    Attributes:
+        number: the version number; the initial weights of a run have the number 0.
+        step: the optimizer step that made these weights.
+        checksum: the sha256 of all tensors; None if no checksum was computed.
+
+    Example:
+        PolicyVersion(number=3, step=3, checksum="9f86d0..")
+    """
+
+    number: int
+    step: int
+    checksum: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPrompt:
+    """A fixed prompt with log-probabilities from the trainer, to test which weights a server serves.
+
+    Attributes:
+        token_ids: (n,) the tokens of the prompt.
+        logprobs: (n - 1,) the log-probability of each token except the first, at temperature 1.
+        next_logprobs: the log-probabilities of the most likely next tokens, by token id, at the temperature
+            ``TEMPERATURE`` of ``inference/canary.py``.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    next_logprobs: Mapping[int, float]
+
+
+Canary = tuple[CanaryPrompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolders:
+    """A LoRA adapter in the format of peft, and the frozen weights of its base model, as folders of
+    safetensors files.
+    """
+
+    adapter: Path
+    base: Path
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """A reference to new weights.
+
+    Attributes:
+        version: the version that an engine serves after the update.
+        transport: how the engine obtains the weights (see :data:`Transport`).
+        handle: depends on ``transport``. "shared_memory": the module. "safetensors": the folder. "lora": the
+            :class:`AdapterFolders`. "nccl": the name of the process group.
+        canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
+
+    Example:
+        WeightUpdate(version=PolicyVersion(3, step=3), transport="safetensors", handle=Path("/dev/shm/run/version-3"))
+    """
+
+    version: PolicyVersion
+    transport: Transport
+    handle: object
+    canary: Canary = ()
+
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -172,11 +251,7 @@ class ValueFunction(Protocol):
     """A critic, which predicts the rewards that follow a sequence of tokens."""
 
     async def values(self, session_id: str, context: ScoredTokens, branches: Sequence[ScoredTokens]) -> list[float]:
-        """Return V(context + branch) for each branch: the predicted sum of the rewards after the branch.
-
-        ``context`` has at least one token. An empty branch gives V(context). The KV cache of ``context`` may be kept
-        under ``session_id`` for later calls.
-        """
+        """Return V(context + branch) for each branch: the predicted sum of the rewards after the branch."""
         ...
 
     async def release(self, session_id: str) -> None: ...
@@ -225,17 +300,15 @@ class InferenceEngine(Protocol):
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion of the prompt. Raise EngineError if the generation fails.
 
-        With ``session_id``, the engine can keep the KV cache of the prompt for later prompts of the conversation, until
-        :meth:`release` is called. Without ``session_id``, the engine need not keep the KV cache.
+        Without ``session_id``, the engine need not keep the KV cache.
         """
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
 
-        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. Engines
-        without the capability ``checksum`` get updates without a checksum. Raise EngineError if the weights cannot be
-        loaded.
+        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. Raise
+        EngineError if the weights cannot be loaded.
         """
         ...
 

@@ -42,11 +42,7 @@ class Image:
 
     @classmethod
     def from_bytes(cls, data: bytes, mime: str | None = None) -> Image:
-        """Return the image in the file contents ``data``.
-
-        Raise InvalidInput if ``data`` is not a complete image (see :mod:`agent_r1.core.images`), or is not of the type
-        ``mime``.
-        """
+        """Return the image in the file contents ``data``."""
         header = read_header(data, mime)
         return cls(hashlib.sha256(data).hexdigest(), header.mime, header.width, header.height, data)
 
@@ -75,7 +71,6 @@ class Image:
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode('ascii')}"
 
     def __str__(self) -> str:
-        """Return a line such as ``[image/png 64x48 9f86d081884c]``."""
         size = f" {self.width}x{self.height}" if self.width else ""
         return f"[{self.mime}{size} {self.sha256[:12]}]"
 
@@ -202,16 +197,9 @@ def to_openai(message: Message) -> dict[str, Any]:
 def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_bytes) -> Message:
     """Return the message that an OpenAI-style dictionary describes.
 
-    ``data["content"]`` is text, None, or a list of parts. A part is a Text, an Image, or a dictionary of the type
-    "text" or "image_url" (with a data URL). The arguments of a call are a mapping or a JSON object as text.
-
     Raises:
         ValueError: the role is unknown, or a part of the dictionary cannot be read.
         InvalidInput: an image cannot be used.
-
-    Example:
-        >>> from_openai({"role": "user", "content": "hello"}).text
-        'hello'
     """
     if data.get("role") not in get_args(RoleName):
         raise ValueError(f"a message with the role {data.get('role')!r}, which is not one of {get_args(RoleName)}")
@@ -303,3 +291,35 @@ class Action:
 
     message: Message
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """The description of a tool for the policy. ``parameters`` is the JSON schema of the arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the tool in the OpenAI format, for the argument ``tools`` of a chat template."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of one tool call.
+
+    Attributes:
+        parts: the text and media that the agent sees.
+        error: the kind of the failure; None if the call succeeded.
+        data: any value for the rewards, not shown to the agent.
+        seconds: the duration of the call.
+    """
+
+    parts: tuple[ContentPart, ...]
+    ok: bool
+    error: str | None = None
+    data: Any = None
+    seconds: float = 0.0

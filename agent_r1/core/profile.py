@@ -147,11 +147,7 @@ def format_profile(profile: StepProfile, title: str) -> str:
 
 class Profiler(Protocol):
     def measure(self, part: Part) -> AbstractContextManager[object]:
-        """Return a context manager. ``part`` is active while at least one thread is in the ``with`` block.
-
-        Several threads can be in the ``with`` block at the same time. Do not nest parts that compute, such as FORWARD,
-        in each other.
-        """
+        """Return a context manager. ``part`` is active while at least one thread is in the ``with`` block."""
         ...
 
     def take(self) -> StepProfile:
@@ -211,10 +207,7 @@ def _level(part: Part) -> int:
 
 
 class _Meter(AbstractContextManager[None]):
-    """A context manager that measures the time of one part of a step.
-
-    The part is active while at least one thread is in the ``with`` block.
-    """
+    """A context manager that measures the time of one part of a step."""
 
     def __init__(self, profiler: StepProfiler, active: list[_Meter]) -> None:
         self._profiler, self._active = profiler, active

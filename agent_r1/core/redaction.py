@@ -40,12 +40,7 @@ def redact(text: str) -> str:
 
 
 def redact_url(value: str) -> str:
-    """Replace the credentials in a single web address with ``***``. The address can contain spaces and quotes.
-
-    Example:
-        >>> redact_url("http://ann:it's my secret@10.0.0.1:8800")
-        'http://***@10.0.0.1:8800'
-    """
+    """Replace the credentials in a single web address with ``***``. The address can contain spaces and quotes."""
     match = _WHOLE_URL.fullmatch(value)
     return redact(value) if match is None else _redact_match(match)
 
@@ -72,12 +67,7 @@ def redact_command(words: Sequence[str]) -> str:
 
 
 def has_redacted(url: str) -> bool:
-    """Return whether a web address has ``***`` in place of credentials, and contains no credentials.
-
-    Example:
-        >>> has_redacted("http://***@10.0.0.1:8800"), has_redacted("http://10.0.0.1:8800")
-        (True, False)
-    """
+    """Return whether a web address has ``***`` in place of credentials, and contains no credentials."""
     return redact_url(url) == url and REDACTED in url and _URL.search(url) is not None
 
 
@@ -86,11 +76,6 @@ def _redact_match(match: re.Match[str]) -> str:
 
 
 def _redact_nested(match: re.Match[str]) -> str:
-    """Return a web address, found inside a longer web address, with ``***`` in place of credentials.
-
-    If the found address has a user name and itself contains an address, everything after ``://`` is replaced:
-    ``http://ann:pw@b/http://c/y`` becomes ``http://***``.
-    """
     rest = _redact_rest(match["rest"])
     return match["scheme"] + (REDACTED if "@" in rest and _URL.search(rest) else rest)
 
@@ -101,12 +86,6 @@ def _redact_rest(rest: str) -> str:
 
 
 def _without_user(rest: str) -> str:
-    """Replace the user name and the password in a web address with ``***``. ``rest`` is the address without its scheme.
-
-    Examples:
-        ann@host/a@b -> ***@host/a@b (no password: only the user name is replaced)
-        ann:x/y@z@host/a -> ***@host/a (a password: everything before the last ``@`` is replaced)
-    """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, host = authority.rpartition("@")
     # A password can contain "@" and "/". There is one if a colon precedes the "@" of the authority, or if the authority
@@ -117,12 +96,7 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a copy of a JSON value with all texts redacted. Lone surrogates (half a character) are escaped.
-
-    Example:
-        >>> redact_values({"corpus": ["http://ann:secret@10.0.0.1:8800"]})
-        {'corpus': ['http://***@10.0.0.1:8800']}
-    """
+    """Return a copy of a JSON value with all texts redacted. Lone surrogates (half a character) are escaped."""
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):

@@ -11,12 +11,7 @@ FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting in nested tables. ``prefix`` is put in front of each key.
-
-    Example:
-        >>> dict(flatten({"steps": 20, "trainer": {"learning_rate": 0.001}}))
-        {'steps': 20, 'trainer.learning_rate': 0.001}
-    """
+    """Yield (dotted key, value) of each setting in nested tables. ``prefix`` is put in front of each key."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -28,10 +23,6 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bo
     """Return nested settings by dotted key, for display.
 
     The most important settings come first, credentials are removed, and a list becomes one text.
-
-    Example:
-        >>> flat_settings({"trainer": {"learning_rate": 0.001}, "steps": 20, "splits": ["test", "dev"]})
-        {'steps': 20, 'trainer.learning_rate': 0.001, 'splits': 'test, dev'}
     """
     flat = {
         key: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

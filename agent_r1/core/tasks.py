@@ -75,18 +75,13 @@ def child_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def shared_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Return a :class:`ProtectedTask` that runs ``work``.
 
-    User code cannot cancel the task, even if user code called this function. Use such a task for work that serves
-    several attempts.
+    User code cannot cancel the task, even if user code called this function.
     """
     return ProtectedTask(work, ())
 
 
 def run_protected(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` like :func:`asyncio.run`, and return its result.
-
-    Call user code, such as a tool, only with :func:`user_code_task`. Then each call runs in its own asyncio task. The
-    call can cancel this task, and the asyncio tasks that user code started, but not ``main``.
-    """
+    """Run ``main`` like :func:`asyncio.run`, and return its result."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
@@ -98,11 +93,6 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _create_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Return a new asyncio task that runs ``work``.
-
-    If user code creates the task, the result is an ordinary task, which user code can cancel. Otherwise the result is a
-    :class:`ProtectedTask`.
-    """
     if _scope.get():
         return asyncio.Task(work, loop=loop, **options)
     return ProtectedTask(work, (), loop=loop, **options)

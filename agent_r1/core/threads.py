@@ -81,12 +81,6 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 def _job(
     future: asyncio.Future[T], work: Callable[..., T], arguments: Sequence[object], catch: type[BaseException]
 ) -> Callable[[], Outcome]:
-    """Return a function that calls ``work(*arguments)`` once, and returns the :data:`Outcome` for ``future``.
-
-    Exceptions of the class ``catch`` are part of the outcome. After the call, the returned function holds no reference
-    to ``future``, ``work`` and ``arguments``.
-    """
-
     def job() -> Outcome:
         nonlocal future, work, arguments
         try:
@@ -145,11 +139,7 @@ class WorkerThread:
         self._thread.join(wait_seconds)
 
     async def close_and_wait(self) -> None:
-        """End the thread after all submitted jobs, and wait at most ``CLOSE_SECONDS`` for its end.
-
-        Call this method before the process exits: if the process exits while the thread is inside torch, the process
-        aborts.
-        """
+        """End the thread after all submitted jobs, and wait at most ``CLOSE_SECONDS`` for its end."""
         await run_in_thread(lambda: self.close(wait_seconds=CLOSE_SECONDS))
 
 
@@ -179,11 +169,6 @@ def _run_jobs(
 
 
 def _resolve(outcomes: list[Outcome]) -> None:
-    """Set the result or the error of each future in ``outcomes``, and empty the list.
-
-    Any thread can call this function. An outcome is a tuple (future, result, error), in which the error is None if the
-    work succeeded. The futures can belong to several event loops. Each event loop is woken only once.
-    """
     loops = {outcome[0].get_loop() for outcome in outcomes}
     by_loop = {loop: [outcome for outcome in outcomes if outcome[0].get_loop() is loop] for loop in loops}
     outcomes.clear()
@@ -193,10 +178,6 @@ def _resolve(outcomes: list[Outcome]) -> None:
 
 
 def _settle_all(outcomes: list[Outcome]) -> None:
-    """Set the result or the error of each future in ``outcomes``, in order, and empty the list.
-
-    Another thread may still refer to the list. An empty list keeps no results in memory.
-    """
     outcomes.reverse()
     while outcomes:
         settle(*outcomes.pop())

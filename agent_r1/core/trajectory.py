@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import FinishReason, PolicyVersionSpan, PromptMedia
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult, ToolSpec
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """The identity of one attempt at one task.
+
+    Attributes:
+        group_id: the index of the group in the run.
+        sample_index: the index of the attempt in its group.
+        retry: the count of failed attempts that this attempt replaces.
+
+    Example:
+        >>> str(AttemptId("demo", "style-a/7", 3, 0))
+        'demo:3.0.0:style-a/7'
+    """
+
+    run: str
+    task: str
+    group_id: int
+    sample_index: int
+    retry: int = 0
+
+    @property
+    def sort_key(self) -> tuple[int, int, int]:
+        return (self.group_id, self.sample_index, self.retry)
+
+    def seed(self, root: int, *path: int) -> int:
+        """Return a 63-bit seed for the random numbers of the attempt."""
+        text = f"{root}|{self.task}|{self.sort_key}|{path}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    def __str__(self) -> str:
+        return f"{self.run}:{self.group_id}.{self.sample_index}.{self.retry}:{self.task}"
 
 
 class Status(StrEnum):
@@ -50,7 +84,7 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
 - retry: a new attempt replaces it in its group, at most ``retries`` times.
 - drop: the attempt is dropped without a new attempt, which would probably fail too.
 
-Too many attempts with "retry" or "drop" stop the run (see :mod:`agent_r1.training.monitor.circuit_breaker`).
+Too many attempts with "retry" or "drop" stop the run (see :mod:`agent_r1.training.monitor`).
 """
 
 
@@ -210,24 +244,17 @@ class Trajectory:
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
         """Return the messages that usually come between the previous action and the action of ``turn``.
 
-        These messages are the observation of the parent turn, or the opening messages if ``turn`` has no parent.
         If the context was rewritten, the policy saw different messages: ``turn.new_messages``.
         """
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
-        """Return ``turn.new_messages``, or () if they are equal to :meth:`known_messages`.
-
-        The messages differ, for example, if the context was rewritten.
-        """
+        """Return ``turn.new_messages``, or () if they are equal to :meth:`known_messages`."""
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
-        """The branches of the trajectory, in the order of their last turns.
-
-        A branch ends at each turn that no later turn continues. Two branches can share their first turns.
-        """
+        """The branches of the trajectory, in the order of their last turns."""
         continued = {turn.parent for turn in self.turns}
         return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
 
@@ -306,3 +333,106 @@ class Scorer(Protocol):
     """
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...
+
+
+T = TypeVar("T")
+
+MAX_REWARD = 1e300
+"""The largest absolute value of a reward that counts as finite. No sum of such rewards overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """A reward, multiplied by its weight.
+
+    Attributes:
+        turn: the index of the turn; None for a reward of the whole trajectory.
+        call: the index of the tool call in the turn; None for a reward of the whole turn or trajectory.
+    """
+
+    name: str
+    value: float
+    turn: int | None = None
+    call: int | None = None
+
+
+def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
+    """Yield (name, weight, value) of each reward whose weight is not 0. A reward without a weight has weight 1."""
+    for name, value in rewards.items():
+        if weight := weights.get(name, 1.0):
+            yield name, weight, value
+
+
+def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
+    """Yield each reward of a trajectory, multiplied by its weight. Skip rewards of weight 0, and rewards that are None.
+
+    A reward that is not in ``weights`` has weight 1.
+    """
+    for number, turn in enumerate(trajectory.turns):
+        for name, weight, value in with_weights(turn.rewards, weights):
+            yield WeightedReward(name, weight * value, number)
+        for call, rewards in enumerate(turn.call_rewards):
+            for name, weight, value in with_weights(rewards, weights):
+                yield WeightedReward(name, weight * value, number, call)
+    for name, weight, reward in with_weights(trajectory.rewards, weights):
+        if isinstance(reward, tuple):  # one number per turn
+            for turn, value in zip(trajectory.turns_for_rewards(len(reward)) or (), reward, strict=False):
+                yield WeightedReward(name, weight * value, turn.index)
+        elif reward is not None:
+            yield WeightedReward(name, weight * reward)
+
+
+def can_be_summed(value: float) -> bool:
+    """Return whether the absolute value of a reward is at most ``MAX_REWARD``. NaN gives False."""
+    return abs(value) <= MAX_REWARD
+
+
+def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
+    """Return the weighted sum of all rewards of a trajectory (its return R)."""
+    missing = any(reward is None for _, _, reward in with_weights(trajectory.rewards, weights))
+    if missing or STATUS_POLICY[trajectory.status] != "train":
+        return None
+    values = [reward.value for reward in weighted_rewards(trajectory, weights)]
+    return math.fsum(values) if all(map(can_be_summed, values)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSchedule:
+    """A factor for the weight of a reward, which changes with the step.
+
+    ``points`` are pairs (step, factor). Between two points, the factor is interpolated linearly. Before the first point
+    and after the last point, the factor is constant.
+
+    Example:
+        >>> RewardSchedule.parse("1:0, 11:1").factor(6)
+        0.5
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> RewardSchedule:
+        """Parse a list of STEP:FACTOR, such as ``1:0,50:1``. Raise ValueError if ``text`` is not such a list."""
+        points = []
+        for part in text.split(","):
+            step, colon, factor = part.partition(":")
+            if not colon or not step.strip().isdecimal() or len(step.strip()) > 9:
+                raise ValueError(f"give STEP:FACTOR,STEP:FACTOR, such as 1:0,50:1; this part is neither: {part!r}")
+            points.append((int(step), float(factor)))
+        if any(after <= before for (before, _), (after, _) in pairwise(points)):
+            raise ValueError("give rising steps, such as 1:0,50:1")
+        if not all(math.isfinite(factor) for _, factor in points):
+            raise ValueError("give finite factors, such as 1:0,50:1")
+        return cls(tuple(points))
+
+    def factor(self, step: int) -> float:
+        """Return the factor for the weight of the reward at ``step``. The first step of a run is step 1."""
+        for (start, low), (end, high) in pairwise(self.points):
+            if start <= step <= end:
+                return low + (high - low) * (step - start) / (end - start)
+        return self.points[0][1] if step < self.points[0][0] else self.points[-1][1]
+
+
+def weights_at(weights: Mapping[str, float], schedules: Mapping[str, RewardSchedule], step: int) -> dict[str, float]:
+    """Return the weight of each reward at ``step``, multiplied by the factor of its schedule if there is one."""
+    return {**weights, **{name: weights.get(name, 1.0) * one.factor(step) for name, one in schedules.items()}}

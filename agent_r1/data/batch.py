@@ -10,12 +10,69 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Message
-from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.data.segments import previous_within, segment_first, segment_last, segment_max, segment_sum
+from agent_r1.core.trajectory import AttemptId, Trajectory, Turn
 from agent_r1.data.sequences import Packing, TokenSequence, TurnPlace
 from agent_r1.data.training_sample import TrainingSample
+
+
+def segment_count(unit: Tensor) -> Tensor:
+    """Return the number of elements of each unit (turn, trajectory or group): (units,)."""
+    return torch.bincount(unit)
+
+
+def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
+    """Return the sum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
+
+
+def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
+    """Return the mean of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
+
+
+def segment_max(x: Tensor, unit: Tensor) -> Tensor:
+    """Return the maximum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
+
+
+def segment_last(unit: Tensor) -> Tensor:
+    """Return the index of the last element of each unit (turn, trajectory or group): (units,).
+
+    Units must be contiguous and not empty.
+    """
+    return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
+
+
+def segment_first(unit: Tensor) -> Tensor:
+    """Return the index of the first element of each unit (turn, trajectory or group): (units,).
+
+    Units must be contiguous and not empty.
+    """
+    return segment_last(unit) - segment_count(unit) + 1
+
+
+def index_within(unit: Tensor) -> Tensor:
+    """Return the index of each element among the elements of its unit (turn, trajectory or group): (N,).
+
+    Units must be contiguous and not empty.
+    """
+    return torch.arange(len(unit)) - segment_first(unit)[unit]
+
+
+def previous_within(unit: Tensor) -> Tensor:
+    """Return, for each element, the index of the previous element in the same unit, or -1 if there is none: (N,).
+
+    Units must be contiguous and not empty.
+    """
+    positions = torch.arange(len(unit))  # (N,)
+    return torch.where(positions == segment_first(unit)[unit], -1, positions - 1)
+
+
+def unique_ids(*keys: Tensor) -> Tensor:
+    """Return an id, counted from 0, for each index of the tensors ``keys``: (N,)."""
+    return torch.unique(torch.stack(keys), dim=1, return_inverse=True)[1]
+
 
 TokenScope = Literal["actions", "all"]
 """The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
@@ -209,7 +266,6 @@ class _TokenColumns:
     def add(
         self, turn: int, ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], is_action: bool
     ) -> int:
-        """Add tokens of the turn with the index ``turn``. Return the index of the first added token in the batch."""
         position = len(self.ids)
         self.ids += ids
         self.logprobs += logprobs
@@ -279,11 +335,6 @@ def assemble_batch(
 
 
 def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope: TokenScope) -> list[TurnPlace]:
-    """Add the tokens of a sample to ``tokens``. Return a :class:`TurnPlace` for each turn of the sample.
-
-    ``first`` is the index of the sample's first turn in the batch. A turn without action tokens is not in the batch. It
-    still gets a TurnPlace, so that the list can be indexed by turn, but the numbers in this TurnPlace have no meaning.
-    """
     places: list[TurnPlace] = []
     rewards = _rewards_of_acting_turns(sample)
     number, observation = first - 1, None
@@ -307,14 +358,6 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 
 
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
-    """Return the reward of each turn with action tokens, by turn index.
-
-    The reward of a turn without action tokens is added to the nearest earlier turn with action tokens, or else to the
-    first turn with action tokens. The outcome reward is added to the last turn with action tokens.
-
-    Example:
-        Turn rewards 0.25, 0.25 and 0.0, outcome reward 1.0, no action tokens in turn 1 -> {0: 0.5, 2: 1.0}
-    """
     rewards: dict[int, float] = {}
     pending = 0.0
     for turn, reward in zip(sample.trajectory.turns, sample.turn_rewards, strict=True):
@@ -330,16 +373,6 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
-    """Add the tokens of the observation after ``turn``, and return the index of the first added token.
-
-    The observation is the new tokens in the prompt of the next turn. Add nothing and return None in three cases:
-
-    - There is no next turn.
-    - The prompt of the next turn does not begin with the tokens of ``turn``.
-    - The next turn has no new tokens, or no action tokens.
-
-    ``number`` is the index of ``turn`` in the batch.
-    """
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
         return None
@@ -350,11 +383,6 @@ def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _T
 
 
 def _state_ids(samples: Sequence[TrainingSample]) -> Tensor:
-    """Return the id of the state before each of the S turns with action tokens: (S,).
-
-    A state is the role, text and images of each message in the last observation. Before the first observation, the
-    opening messages are used instead. Equal states of different groups get different ids.
-    """
     ids: dict[object, int] = {}
     found: list[int] = []
     for sample in samples:

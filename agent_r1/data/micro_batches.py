@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agent_r1.core.inference import PromptMedia
-from agent_r1.data.prefix_sharing import PrefixSharing
-from agent_r1.data.sequences import Block, TokenSequence
+from agent_r1.data.sequences import Block, PrefixSharing, TokenSequence
 
 MAX_PADDING = 0.1
 """The share of padding tokens in a micro-batch of several blocks is below this limit."""
@@ -73,10 +72,7 @@ class MicroBatch:
         )
 
     def gather(self, column: Tensor, like: Tensor) -> Tensor:
-        """Return the elements of ``column`` (N, ..) at the n predicted tokens: (n, ..).
-
-        The result has the dtype of ``like``, and is on the device of ``like``.
-        """
+        """Return the elements of ``column`` (N, ..) at the n predicted tokens: (n, ..)."""
         return column[self.tokens].to(like)
 
 
@@ -185,11 +181,6 @@ def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) 
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:
-    """Combine the blocks, in the given order, into micro-batches. Yield one block for each micro-batch.
-
-    The yielded block contains all sequences of the micro-batch. ``fits(sequences, block)`` returns whether ``block``
-    can be added to a micro-batch that holds ``sequences``.
-    """
     pending: list[TokenSequence] = []
     for block in blocks:
         if pending and not fits(pending, block):

@@ -6,9 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.trajectory import STATUS_POLICY, Group, Trajectory, Turn
-from agent_r1.core.weighted_rewards import can_be_summed, weighted_rewards, with_weights
+from agent_r1.core.trajectory import (
+    STATUS_POLICY,
+    AttemptId,
+    Group,
+    Trajectory,
+    Turn,
+    can_be_summed,
+    weighted_rewards,
+    with_weights,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +109,7 @@ def describe_status(trajectory: Trajectory) -> str:
 
 
 def _defects(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[str]:
-    """Yield every reason why the trajectory cannot be trained on, such as "no action tokens".
-
-    ``weights`` maps the name of a reward to its weight. A reward with weight 0 is not checked.
-    """
+    # Yield every reason why the trajectory cannot be trained on, such as "no action tokens".
     if STATUS_POLICY[trajectory.status] != "train":
         yield describe_status(trajectory)
     if not any(turn.action_ids for turn in trajectory.turns):
@@ -142,7 +146,7 @@ def _turn_defects(turn: Turn, weights: Mapping[str, float]) -> Iterator[str]:
 
 
 def _sample(trajectory: Trajectory, group: int, weights: Mapping[str, float]) -> TrainingSample:
-    """Return the training sample of ``trajectory``, which must have no defects (:func:`_defects`)."""
+    # Return the training sample of ``trajectory``, which must have no defects (:func:`_defects`).
     # values by (turn, call): (None, None) for the whole trajectory, (turn, None) for a whole turn
     by_place: dict[tuple[int | None, int | None], list[float]] = {}
     by_name: dict[str, list[float]] = {}

@@ -19,9 +19,8 @@ from typing import cast
 
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue, run_with_timeout
 
 GAME_SECONDS = 3600.0

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agent_r1.core.environment import RolloutContext, Transition, weakest_sandbox
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Message, ToolCall
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import child_task
-from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
-from agent_r1.sandbox import Sandbox, validate_sandbox
+from agent_r1.sandbox.sandbox import Sandbox, validate_sandbox
 from agent_r1.tools.execution import DEFAULT_TIMEOUT
-from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.function_tool import Tool, describe_parameters, tool
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
@@ -172,3 +171,66 @@ def opening_messages(task: Task, system: str | None, examples: Sequence[Message]
     if not examples and system is None:
         return task.messages
     return (*(given if system is None else [Message.system(system)]), *examples, *rest)
+
+
+class NaiveRag:
+    """An environment with one turn and no tools. Its prompt contains passages that were retrieved for the question.
+
+    The question is the text of the task's last user message. The passages are put before the question.
+
+    Args:
+        retrieve: the search tool. To compare an agent with this baseline, give the agent's search tool. ``query`` must
+            be the only required argument of the tool.
+        system: a system message that replaces the task's system message. None: the task's system message is kept.
+        examples: messages after the system message in every prompt.
+        max_output: the largest number of characters of the passages, as in the agent's ToolEnv.
+
+    Raises:
+        InvalidInput: if ``query`` is not the only required argument of the tool.
+    """
+
+    tools: tuple[ToolSpec, ...] = ()
+
+    def __init__(
+        self,
+        retrieve: Tool,
+        *,
+        system: str | None = None,
+        examples: Sequence[Message] = (),
+        max_output: int = MAX_OUTPUT,
+    ) -> None:
+        if list(retrieve.spec.parameters.get("required", ())) != ["query"]:
+            got = f"the arguments {describe_parameters(retrieve.spec.parameters)}"
+            raise InvalidInput(f"tool {retrieve.spec.name!r}", got=got, do="let it need query only")
+        self._retrieve, self._max_output = retrieve, max_output
+        self._system, self._examples = system, tuple(examples)
+
+    async def open(self, task: Task, context: RolloutContext) -> SingleTurnEpisode:
+        """Retrieve the passages, and return the episode.
+
+        Raises:
+            InvalidInput: if the task has no user message.
+            AgentR1Error: if the retrieval fails.
+        """
+        messages = list(opening_messages(task, self._system, self._examples))
+        users = [index for index, message in enumerate(messages) if message.role == "user"]
+        if not users:
+            raise InvalidInput(f"task {task.id}", got="no user message", do="ask the question in a user message")
+        question = messages[users[-1]].text
+        result = await self._retrieve.run({"query": question}, task, context)
+        parts = truncate_output(result, self._max_output).parts
+        passages = "".join(part.text for part in parts if isinstance(part, Text))
+        if not result.ok:
+            raise AgentR1Error(f"the retrieval for task {task.id} failed: {passages}")
+        messages[users[-1]] = replace(messages[users[-1]], parts=(Text(f"{passages}\n\n{question}"),))
+        return SingleTurnEpisode(tuple(messages))
+
+
+@dataclass(slots=True)
+class SingleTurnEpisode:
+    start: tuple[Message, ...]
+
+    async def step(self, action: Action) -> Transition:
+        return Transition((), end="terminal")
+
+    async def close(self) -> None: ...

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 from agent_r1.core.environment import Episode, ModelClient, RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Action, Message, Text
+from agent_r1.core.messages import Action, Message, Text, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Scorer
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import RewardFunction
-from agent_r1.sandbox import Sandbox
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tools.function_tool import Tool
 
 

@@ -2,23 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.export.attempts import read_attempts
-from agent_r1.export.card import dataset_card, model_card
+from agent_r1.core.errors import AgentR1Error, InvalidInput, shorten
+from agent_r1.core.files import atomic_dir, atomic_replace_dir
+from agent_r1.core.redaction import REDACTED, redact
 from agent_r1.export.config import FILTERS, ExportConfig, ExportFormat
-from agent_r1.export.folder import new_export, write_marker
-from agent_r1.export.hub import check_repository, push
-from agent_r1.export.metrics import write_metrics
-from agent_r1.export.model import find_weights, write_adapter, write_model
-from agent_r1.export.trajectories import OPENAI_COLUMNS, write_openai, write_parquet
-from agent_r1.store import RunReader
+from agent_r1.export.model import dataset_card, find_weights, model_card, write_adapter, write_model
+from agent_r1.export.trajectories import OPENAI_COLUMNS, read_attempts, write_metrics, write_openai, write_parquet
+from agent_r1.store.folder import is_run
+from agent_r1.store.reader import RunReader
+
+MARKER = "export.json"
+"""The file that describes an export. ``--force`` replaces a folder only if it has this file or is empty."""
+
+
+@contextmanager
+def new_export(out: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary folder, and rename this folder to ``out`` at the end of the ``with`` block.
+
+    If the block raises an error, ``out`` does not change. An existing ``out`` is replaced only with ``force``, and only
+    if ``out`` is an earlier export or an empty folder.
+
+    Raises:
+        InvalidInput: ``out`` exists and cannot be replaced.
+        AgentR1Error: the folder cannot be written.
+    """
+    require_new_export(out, force)
+    try:
+        if os.path.lexists(out):
+            with atomic_replace_dir(out) as temporary:
+                yield temporary
+        else:
+            with atomic_dir(out) as temporary:
+                yield temporary
+    except (OSError, ValueError) as error:
+        raise AgentR1Error(f"{out} could not be written: {error}") from error
+
+
+def require_new_export(out: Path, force: bool) -> None:
+    """Raise InvalidInput if ``out`` exists. With ``force``, ``out`` may be an earlier export or an empty folder."""
+    if not os.path.lexists(out):
+        return
+    if not force:
+        raise InvalidInput("OUT", got=f"{out}, which exists", do="name a new folder, or give --force to replace it")
+    if out.is_symlink() or not out.is_dir() or is_run(out) or not (is_export(out) or not any(out.iterdir())):
+        do = "name a new folder: --force replaces only earlier exports"
+        raise InvalidInput("OUT", got=f"{out}, which is not an earlier export", do=do)
+
+
+def is_export(folder: Path) -> bool:
+    return (folder / MARKER).is_file()
+
+
+def write_marker(folder: Path, **facts: object) -> None:
+    """Write ``facts`` to ``export.json`` in ``folder``, which marks the folder as an export."""
+    (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+RepositoryType = Literal["model", "dataset"]
+
+
+def check_repository(name: str) -> None:
+    """Raise InvalidInput if ``name`` is not a valid repository name, or if HF_HUB_OFFLINE is set."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InvalidInput("--push", got=repr(name), do=f"give OWNER/NAME ({shorten(error)})") from None
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise InvalidInput("--push", got=f"{name}, but HF_HUB_OFFLINE is set", do="unset it, or leave --push out")
+
+
+def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
+    """Upload a folder to the repository ``name`` (OWNER/NAME) on the hub, and return the URL of the commit.
+
+    If there is no such repository, a repository is created: a public repository if the argument ``public`` is True,
+    otherwise a private repository. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored. Raise
+    AgentR1Error if the upload fails. The message never contains the token.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    token = get_token()
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token, library_name="agent-r1")
+    try:
+        repository = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository.repo_id,
+            repo_type=kind,
+            folder_path=str(folder),
+            commit_message=f"Upload {folder.name} with agent-r1",
+        )
+    except Exception as error:  # httpx, huggingface_hub and hf_xet raise many types of errors
+        text = redact(f"{type(error).__name__}: {error}".replace(token or "\0", REDACTED))
+        do = "the folder is complete here; log in with 'hf auth login' or set HF_TOKEN, and repeat with --force"
+        raise AgentR1Error(f"{name} could not be uploaded ({shorten(' '.join(text.split()))}); {do}") from None
+    return str(commit.commit_url)
 
 
 @dataclass(frozen=True, slots=True)

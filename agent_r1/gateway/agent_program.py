@@ -3,22 +3,127 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import inspect
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agent_r1.core.environment import Env, Episode, RolloutContext
+from agent_r1.core.messages import ToolSpec
 from agent_r1.core.profile import Part
 from agent_r1.core.task import AgentFunction, Task
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.tasks import shared_task
+from agent_r1.core.threads import DaemonThreads, run_in_thread
 from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.gateway.agent_threads import AgentThreads
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.gateway.episode import EpisodeModel
 from agent_r1.gateway.server import Gateway
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.session import Session
 from agent_r1.rollout.user_code import isolate
+
+log = logging.getLogger(__name__)
+
+RESPONSE_SECONDS = 10.0
+"""How long the agents' event loop may take to react after a cancellation, in seconds.
+
+A loop that takes longer is blocked by an agent. Later calls then use a new event loop.
+"""
+
+
+class AgentThreads:
+    def __init__(self) -> None:
+        self._pool = DaemonThreads("agent")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
+        """Call an agent program, and return its result. Exceptions of the program are raised in the caller.
+
+        If the caller is cancelled, an async program is cancelled too.
+        """
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            return await self._await(function, base_url, key, task)
+        result = await run_in_thread(function, base_url, key, task, pool=self._pool)
+        return await self._await(_identity, result) if inspect.isawaitable(result) else result
+
+    async def _await(self, function: Callable[..., Any], *arguments: object) -> object:
+        if self._loop is None:
+            self._loop = _start_loop()
+        loop = self._loop
+        result = asyncio.run_coroutine_threadsafe(_call(function, arguments), loop)
+        try:
+            return (await asyncio.wrap_future(result)).unwrap()
+        except asyncio.CancelledError:
+            shared_task(self._replace_if_blocked(loop))
+            raise
+
+    async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:  # replaced already, or stopped by close
+            return
+        response: Future[None] = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(response), RESPONSE_SECONDS)
+        except TimeoutError:
+            if self._loop is loop:
+                log.warning("an agent blocks the event loop of all agents; later episodes get a new event loop")
+                self._loop = None
+
+    def close(self) -> None:
+        """Stop the event loop of the async programs. Programs that still run are abandoned."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+
+class _Outcome:
+    """The result or the exception of an async agent program."""
+
+    # Raised in the programs' event loop, an exception such as SystemExit would stop the loop.
+
+    def __init__(self, value: object, error: BaseException | None) -> None:
+        self.value, self.error = value, error
+
+    def unwrap(self) -> object:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+async def _call(function: Callable[..., Any], arguments: tuple[object, ...]) -> _Outcome:
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return _Outcome(await function(*arguments), None)
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and task.cancelling():
+            raise
+        return _Outcome(None, error)
+
+
+async def _identity(awaitable: Awaitable[object]) -> object:
+    return await awaitable
+
+
+def _start_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_run, args=(loop,), name="agents", daemon=True).start()
+    return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    # A SystemExit in a task ends only this task.
+    asyncio.set_event_loop(loop)
+    while True:
+        try:
+            loop.run_forever()
+            break
+        except BaseException as error:
+            log.warning("a task of an agent raised %s", type(error).__name__)
+    loop.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +233,6 @@ class _AgentError(Exception):
 
 
 def _with_failure(end: _End, model: EpisodeModel, session: Session) -> _End:
-    """Return ``end`` with the status that follows from the requests of the program.
-
-    The first case that applies determines the status. If no case applies, nothing changes.
-
-    - The program was cancelled: nothing changes.
-    - The last request failed: ``model.failure`` has the status.
-    - The program completed without an answered request: the status is ENVIRONMENT_FAILED.
-    - The program completed, and a limit of the run cut the last answer: the status is OUT_OF_TOKENS.
-    """
     if end.status is Status.CANCELLED:
         return end
     if model.failure is not None:

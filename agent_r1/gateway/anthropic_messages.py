@@ -10,12 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agent_r1.core.messages import ContentPart, Message, Text, ToolCall
-from agent_r1.gateway.chat import Answer, ChatRequest, EndReason, Opening, Part, Piece, RequestError
-from agent_r1.gateway.dialect import (
+from agent_r1.gateway.chat import (
+    Answer,
+    ChatRequest,
     Dialect,
+    EndReason,
     EventWriter,
     Json,
     Lenient,
+    Opening,
+    Part,
+    Piece,
+    RequestError,
     Strict,
     event,
     ignored_arguments,
@@ -99,7 +105,7 @@ class _Thoughts(Lenient):
 
 
 class _Body(Strict):
-    """The JSON body of a request. The fields ``metadata`` and ``service_tier`` are ignored."""
+    """The JSON body of a request."""
 
     model: str
     max_tokens: int = Field(ge=1)
@@ -127,7 +133,6 @@ def _part(block: _Text | _Image) -> ContentPart:
 
 
 def _user_messages(given: _User) -> Iterator[Message]:
-    """Yield a tool message for each tool result, and then one user message with all texts and images."""
     if isinstance(given.content, str):
         yield Message.user(given.content)
         return

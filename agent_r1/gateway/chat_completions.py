@@ -10,12 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agent_r1.core.messages import ContentPart, Message, Text
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice, EndReason, Opening, Part, Piece, RequestError
-from agent_r1.gateway.dialect import (
+from agent_r1.gateway.chat import (
+    Answer,
+    ChatRequest,
+    Choice,
     Dialect,
+    EndReason,
     EventWriter,
     Json,
     Lenient,
+    Opening,
+    Part,
+    Piece,
+    RequestError,
     Strict,
     event,
     ignored_arguments,
@@ -296,11 +303,7 @@ def _logprobs_json(choice: Choice) -> Json | None:
 
 
 def logprob_entries(choice: Choice) -> list[Json]:
-    """Return the log-probabilities of a choice's tokens, in OpenAI's form.
-
-    Example:
-        [{"token": "Bruno", "logprob": -0.1, "bytes": [66, 114, 117, 110, 111], "top_logprobs": []}]
-    """
+    """Return the log-probabilities of a choice's tokens, in OpenAI's form."""
     return [
         {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": []}
         for token in choice.logprobs
@@ -319,11 +322,7 @@ def read(data: Json) -> ChatCompletion:
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of an error response, in OpenAI's format.
-
-    Example:
-        {"error": {"message": "..", "type": "invalid_request_error", "param": "n", "code": "unsupported_value"}}
-    """
+    """Return the JSON body of an error response, in OpenAI's format."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = "server_error" if error.status >= 500 else kinds.get(error.status, "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

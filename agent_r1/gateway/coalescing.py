@@ -139,25 +139,7 @@ class AnswerLog:
         self._forget()
 
     def _find(self, identity: RequestIdentity) -> PendingAnswer | None:
-        """Return the earlier answer that a new request must get, or None if a new answer must be sampled.
-
-        ``identity`` is the identity of the new request. The key and the digest of an answer are in
-        :attr:`PendingAnswer.identity`.
-
-        If the new request has a key, return the newest answer with the same key, or None if no answer has the same key.
-        Raise RequestError if the key was used for a different request.
-
-        If the new request has no key, only answers with the same digest are considered. Answers whose sampling was
-        cancelled are ignored. The first rule that applies decides:
-
-        - If there are abandoned answers (:attr:`PendingAnswer.is_abandoned`), return the oldest abandoned answer.
-        - If ``identity.num_retries`` is 0, return None. So equal parallel requests get different answers.
-        - If an earlier request with the same digest failed and was not repeated yet, count the failed request as
-          repeated, and return None.
-        - Otherwise, consider only answers whose :attr:`PendingAnswer.num_retries` is smaller than
-          ``identity.num_retries``. Return the answer with the largest :attr:`PendingAnswer.num_retries`, or None if no
-          answer is left.
-        """
+        # Return the earlier answer that a new request must get, or None if a new answer must be sampled.
         if identity.key is not None:
             same_key = [pending for pending in self._pending if pending.identity.key == identity.key]
             if any(pending.identity.digest != identity.digest for pending in same_key):
@@ -184,14 +166,6 @@ class AnswerLog:
             self._pending.remove(old)
 
     def _count_failures(self, digest: bytes, num_earlier: int, drafting: asyncio.Task[Draft]) -> None:
-        """Update the number of open failures: failed requests with this ``digest`` that no client has repeated yet.
-
-        ``drafting`` is the asyncio task that sampled an answer. This task has ended. ``num_earlier`` is the number of
-        open failures when the task started.
-
-        - If the task was cancelled, or failed with an error after which clients repeat the request, add 1.
-        - If the task succeeded, subtract ``num_earlier``. The success counts as the repetition of these failures.
-        """
         # This also reads the exception of the task: asyncio logs a traceback for an unread exception.
         if _can_be_repeated(drafting):
             self._change_failures(digest, 1)
@@ -220,7 +194,6 @@ def _has_failed(task: asyncio.Task[Draft]) -> bool:
 
 
 def _can_be_repeated(task: asyncio.Task[Draft]) -> bool:
-    """Return whether a request was cancelled, or failed with an error after which clients repeat the request."""
     if task.cancelled():
         return True
     error = task.exception() if task.done() else None

@@ -3,24 +3,139 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
 from agent_r1.core.environment import Transition
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status
-from agent_r1.gateway.chat import Answer, ChatRequest, Draft, LiveAnswer, Messages, RequestError
+from agent_r1.core.messages import Message, Text, ToolSpec
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.gateway.chat import (
+    Answer,
+    ChatRequest,
+    Choice,
+    Draft,
+    LiveAnswer,
+    Messages,
+    Opening,
+    RequestError,
+    refuse,
+    warn_once,
+)
 from agent_r1.gateway.config import GatewayConfig
-from agent_r1.gateway.conversations import SentAction, restore_sampled, rewrites_answer
-from agent_r1.gateway.dialect import refuse, warn_once
-from agent_r1.gateway.sampled_choice import generate, sampled_choice
+from agent_r1.gateway.streams import LiveReader, generate, sampled_choice
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.session import Session
-from agent_r1.rollout.session_values import Sample, SessionPrompt, Stopped
+from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
+
+
+@dataclass(frozen=True, slots=True)
+class SentAction:
+    """A sampled action that was sent to the client.
+
+    Attributes:
+        before: the conversation before the action.
+        sent: the message that the client received.
+        sampled: the message as the policy sampled it.
+    """
+
+    before: Messages
+    sent: Message
+    sampled: Message
+
+
+def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:
+    """Return ``messages`` with the actions of the policy exactly as the policy sampled them.
+
+    - An assistant message is replaced by an action if both have the same words, the same calls, and the same
+      conversation before them. White space, ids of calls and the spelling of JSON can differ.
+    - If several actions fit a message, prefer equal ids of calls, then equal text, then the newest action.
+    - If a message only begins with the text of an action, only this text is replaced.
+    - A tool message that answers a replaced call gets the id of the sampled call.
+    """
+    restored: list[Message] = []
+    ids: dict[str, str] = {}
+    for message in messages:
+        if message.role == "assistant":
+            known = _find(tuple(restored), message, sent_actions)
+            if known is not None:
+                ids |= {call.id: own.id for call, own in zip(message.calls, known.sampled.calls, strict=False)}
+                message = known.sampled
+            else:
+                message = _continued(tuple(restored), message, sent_actions) or message
+        elif message.call_id is not None:
+            message = replace(message, call_id=ids.get(message.call_id, message.call_id))
+        restored.append(message)
+    return tuple(restored)
+
+
+def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
+    """Return whether ``messages`` have an assistant message at the place of a sent action.
+
+    The place of an action is after exactly the messages that preceded the action. The assistant message is not compared
+    with the action. So the result is True for a changed answer, and also for an unchanged answer.
+    """
+    return any(
+        messages[: len(action.before)] == action.before
+        and any(message.role == "assistant" for message in messages[len(action.before) :][:1])
+        for action in sent_actions
+    )
+
+
+def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
+    same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
+    if not same:
+        return None
+    ids = [call.id for call in message.calls]
+    position = max(
+        range(len(same)),
+        key=lambda index: (
+            [call.id for call in same[index].sent.calls] == ids,
+            same[index].sent.text == message.text,
+            index,
+        ),
+    )
+    return same[position]
+
+
+def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
+    # ``message`` must begin with the text of the action, but white space around the text can differ.
+    if message.calls or message.reasoning is not None:
+        return None
+    given = message.text.lstrip()
+    begun = [action.sampled for action in sent_actions if action.before == before and _begins(action.sampled, given)]
+    if not begun:
+        return None
+    sampled = max(begun, key=lambda action: len(action.text))
+    added = given.removeprefix(sampled.text.strip())
+    if not added.strip():
+        return sampled
+    separated = added.lstrip() if sampled.text[-1].isspace() else added
+    return replace(sampled, parts=(Text(sampled.text + separated),))
+
+
+def _begins(sampled: Message, text: str) -> bool:
+    own = sampled.text.strip()
+    return bool(own) and not sampled.calls and sampled.reasoning is None and text.startswith(own)
+
+
+def _is_same(given: Message, sent: Message) -> bool:
+    # Reasoning is compared only if the message has reasoning, because many clients do not send reasoning back.
+    if given.text.split() != sent.text.split() or len(given.calls) != len(sent.calls):
+        return False
+    if given.reasoning is not None and given.reasoning.split() != (sent.reasoning or "").split():
+        return False
+    pairs = zip(given.calls, sent.calls, strict=True)
+    return all(a.name == b.name and _canonical(a.arguments) == _canonical(b.arguments) for a, b in pairs)
+
+
+def _canonical(arguments: object) -> str:
+    return json.dumps(arguments, sort_keys=True)
+
 
 MAX_TOKEN_CHARACTERS = 32
 """An upper bound of the average number of characters per token in a long text."""
@@ -97,10 +212,6 @@ class EpisodeModel:
             return len(self._session.prompt(messages, request.tools).token_ids)
 
     def _resolve(self, request: ChatRequest) -> Messages:
-        """Return the whole conversation of a request, with each action of this session as the policy sampled it.
-
-        The conversation of an earlier response (``request.previous``) comes first.
-        """
         if request.previous is not None:
             if request.previous not in self._conversations:
                 raise RequestError(
@@ -123,9 +234,6 @@ class EpisodeModel:
     def _deliver(
         self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
     ) -> None:
-        """Add the prompt and the samples to the session as turns. ``number`` is the index of the request in this
-        episode.
-        """
         self.failure, session = None, self._session
         if prompt.parent is None:
             self._openings[number] = prompt.messages
@@ -186,3 +294,70 @@ def _warn_about_sampling(request: ChatRequest, own: SamplingParams) -> None:
             warn_once(f"the agent asks for {name} {value:g}; the run samples with its own, {used:g}")
     if request.seed is not None:
         warn_once("the agent sends a seed, which has no effect: each attempt has seeds of its own")
+
+
+MAX_CONCURRENT = 256
+"""Maximum number of answers that are sampled at the same time. Further requests wait."""
+
+SEED_BITS = 62
+
+
+class ServedModel:
+    """A model that answers requests for inference, and records no turns.
+
+    A request that does not set the temperature, top_p or max_tokens gets the value of ``agent.params``.
+    """
+
+    def __init__(self, agent: Agent, name: str) -> None:
+        self.name, self.max_concurrent = name, MAX_CONCURRENT
+        self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
+        """Sample the answer to a request. Equal requests with a seed get equal answers.
+
+        If the request asks for one choice, ``live`` gets the tokens while they are sampled.
+        """
+        prompt, session = self._prompt(request), self._session(request, live)
+        try:
+            id = secrets.token_hex(12)
+            if request.n == 1:
+                live.opening = Opening(id, len(prompt.token_ids))
+                live.read = LiveReader(self._agent.renderer, request).read
+            results = await generate(session, prompt, request, self._slots)
+        finally:
+            await session.close()
+        choices = []
+        for result in results:
+            if isinstance(result, Stopped):
+                raise as_error(result, len(prompt.token_ids), self._agent.context_length)
+            choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
+        return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        return len(self._prompt(request).token_ids)
+
+    def _prompt(self, request: ChatRequest) -> SessionPrompt:
+        if request.previous is not None:
+            message = "this endpoint keeps no responses: send the whole conversation as input"
+            raise RequestError(404, message, code="previous_response_not_found", param="previous_response_id")
+        if exceeds(request.conversation, request.tools, self._agent.context_length):
+            raise context_error(self._agent.context_length)
+        with isolate(unsupported):
+            return self._session(request, LiveAnswer()).new_branch(request.conversation, request.tools)
+
+    def _session(self, request: ChatRequest, live: LiveAnswer) -> Session:
+        agent = self._agent
+        temperature = agent.params.temperature if request.temperature is None else request.temperature
+        top_p = agent.params.top_p if request.top_p is None else request.top_p
+        max_tokens = request.max_tokens or agent.params.max_tokens
+        sampling = replace(agent.params, temperature=temperature, top_p=top_p, max_tokens=max_tokens)
+        params = replace(sampling, on_tokens=live.set_tokens)
+        seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+        # The seed of a generation depends on the task and the numbers of an attempt, but not on the name of its run.
+        attempt = AttemptId(secrets.token_hex(12), "served", 0, 0)
+        return Session(agent.engine, agent.renderer, params, agent.context_length, attempt, seed=seed)
+
+
+def _with_new_ids(choice: Choice) -> Choice:
+    calls = tuple(replace(call, id=f"call_{secrets.token_hex(8)}") for call in choice.message.calls)
+    return replace(choice, message=replace(choice.message, calls=calls))

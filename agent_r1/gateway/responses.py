@@ -14,13 +14,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from agent_r1.core.messages import ContentPart, Message, Text, ToolCall
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Opening, Part, Piece
-from agent_r1.gateway.chat_completions import error_json, logprob_entries
-from agent_r1.gateway.dialect import (
+from agent_r1.gateway.chat import (
+    Answer,
+    ChatRequest,
+    Choice,
     Dialect,
     EventWriter,
     Json,
     Lenient,
+    Opening,
+    Part,
+    Piece,
     Strict,
     event,
     ignored_arguments,
@@ -32,6 +36,7 @@ from agent_r1.gateway.dialect import (
     read_tool,
     write_arguments,
 )
+from agent_r1.gateway.chat_completions import error_json, logprob_entries
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of the argument ``include`` that requests log-probabilities."""
@@ -147,7 +152,6 @@ def _parts(content: _Content) -> tuple[ContentPart, ...]:
 
 
 def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple[Message, ...]:
-    """Return the messages for the input items. Successive items of the assistant become one message."""
     messages: list[Message] = []
     pending: list[_Message | _Call | _Reasoning] = []
 
@@ -306,10 +310,6 @@ class _EventWriter:
         )
 
     def _finish(self, response: Json) -> Iterator[str]:
-        """Yield the events of all unsent parts, and the last event of the stream.
-
-        ``response`` is the complete answer.
-        """
         begun = [item["type"] for item in self.items]
         if self.items:
             self.items[-1] = next((i for i in response["output"] if i["type"] == begun[-1]), self.items[-1])

@@ -26,10 +26,9 @@ from starlette.types import Receive, Scope, Send
 
 from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
-from agent_r1.gateway.chat import Answer, ChatModel, RequestError
+from agent_r1.gateway.chat import Answer, ChatModel, Dialect, Exchange, Json, RequestError, event, warn_about_ignored
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity, key_ended
-from agent_r1.gateway.dialect import Dialect, Exchange, Json, event, warn_about_ignored
 from agent_r1.gateway.responses import RESPONSES
 from agent_r1.gateway.streams import complete_parts, live_parts
 from agent_r1.web import HttpServer, RefusedBody, read_body
@@ -79,11 +78,6 @@ class _Access:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Wait until the API key has fewer than ``model.max_concurrent`` requests in progress.
-
-        The caller's own request then counts as in progress until the ``with`` block ends. Raise RequestError if too
-        many requests wait.
-        """
         if self.num_waiting + self.answers.num_in_progress >= self.model.max_concurrent + MAX_WAITING:
             raise RequestError(429, "too many requests wait", code="rate_limit_exceeded", can_retry=True)
         self.num_waiting += 1
@@ -119,10 +113,7 @@ class Gateway:
 
     @property
     def base_url(self) -> str:
-        """The base URL for the client libraries of OpenAI, such as ``http://127.0.0.1:8123/v1``.
-
-        Raise RuntimeError if the gateway was not started.
-        """
+        """The base URL for the client libraries of OpenAI, such as ``http://127.0.0.1:8123/v1``."""
         if self._server is None:
             raise RuntimeError("the gateway was not started")
         return f"http://{HOST}:{self._server.port}/v1"
@@ -144,8 +135,7 @@ class Gateway:
     async def start(self) -> None:
         """Start to answer requests in the event loop of the caller, if the gateway was not started yet.
 
-        Set ``NO_PROXY`` of this process, so that clients reach the gateway without a proxy. Raise InvalidInput if the
-        port is in use.
+        Set ``NO_PROXY`` of this process, so that clients reach the gateway without a proxy.
         """
         if self._server is None:
             self._server = HttpServer(self._app(), HOST, self._port)
@@ -268,10 +258,6 @@ async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAns
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
-    """Wait until the answer is complete. If ``streams`` is true, wait only until its stream can begin.
-
-    Return False if the client disconnects first. Raise RequestError if the API key is revoked first.
-    """
     disconnected = shared_task(_disconnection(request))
     ready = shared_task(pending.begin()) if streams else pending.drafting
     try:

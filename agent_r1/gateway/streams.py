@@ -3,17 +3,102 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
-from agent_r1.core.messages import Message
-from agent_r1.gateway.chat import Answer, ChatRequest, Draft, LiveAnswer, Opening, Part, Piece, PieceKind
-from agent_r1.gateway.dialect import pieces
-from agent_r1.gateway.sampled_choice import cut_at_stop_string
-from agent_r1.renderers.incremental_decoder import IncrementalDecoder
+from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.gateway.chat import (
+    Answer,
+    ChatRequest,
+    Choice,
+    Draft,
+    EndReason,
+    LiveAnswer,
+    Opening,
+    Part,
+    Piece,
+    PieceKind,
+    TokenLogprob,
+    pieces,
+)
 from agent_r1.renderers.protocol import Renderer
+from agent_r1.renderers.text_decoding import IncrementalDecoder
+from agent_r1.rollout.session import Sample, Session, SessionPrompt, Stopped
 from agent_r1.rollout.user_code import isolate
+
+
+async def generate(
+    session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
+) -> list[Sample | Stopped]:
+    """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of ``slots`` during its sampling.
+
+    If the session cannot sample an answer, the list contains a ``Stopped`` object for this answer.
+    """
+
+    async def generate_one() -> Sample | Stopped:
+        async with slots:
+            return await session.generate(prompt, max_tokens=request.max_tokens, stop_strings=request.stop_strings)
+
+    return await asyncio.gather(*(generate_one() for _ in range(request.n)))
+
+
+def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> Choice:
+    """Convert a sampled action to the choice that the client receives."""
+    completion = sample.completion
+    message, stop_string = cut_at_stop_string(_visible_message(sample, request), request.stop_strings)
+    end: EndReason = "stop"
+    if completion.finish_reason == "length":
+        end = "length"
+    elif message.calls:
+        end = "tool_calls"
+    elif stop_string is not None:
+        end = "stop_string"
+    logprobs = _token_logprobs(sample, renderer) if request.logprobs else ()
+    return Choice(message, end, len(completion.token_ids), stop_string, logprobs)
+
+
+def _visible_message(sample: Sample, request: ChatRequest) -> Message:
+    # The client receives calls as text in three cases: ``request.tools`` is empty, ``request.calls_are_text`` is true,
+    # or the client's API cannot represent one of the calls.
+    message = sample.action.message
+    if not message.calls:
+        return message
+    if request.tools and not request.calls_are_text and all(_can_be_sent(call) for call in message.calls):
+        return message
+    return Message.assistant(sample.action.text)
+
+
+def _can_be_sent(call: ToolCall) -> bool:
+    if call.error is not None or call.arguments is None:
+        return False
+    try:
+        json.dumps([call.name, dict(call.arguments)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape
+        return False
+    return True
+
+
+def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
+    """Cut a message before its first stop string. Return the cut message and this stop string.
+
+    If the message contains no stop string, return the whole message and None.
+    """
+    found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
+    if not found:
+        return message, None
+    index, string = min(found)
+    return replace(message, parts=(Text(message.text[:index]),)), string
+
+
+def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, ...]:
+    decoder = IncrementalDecoder(renderer.decode)
+    texts = [decoder.add((token_id,)) for token_id in sample.completion.token_ids]
+    texts[-1:] = ["".join(texts[-1:]) + decoder.flush()]
+    return tuple(TokenLogprob(text, logprob) for text, logprob in zip(texts, sample.completion.logprobs, strict=True))
+
 
 POLL_SECONDS = 0.1
 """The time between two pieces of a live stream, in seconds."""
@@ -66,11 +151,6 @@ def settled_message(message: Message, request: ChatRequest) -> Message:
 
 
 def _settled(text: str, num_held: int) -> str:
-    """Return ``text`` without the last characters, which later tokens can change.
-
-    Remove the last ``num_held`` characters, and an unfinished tag at the end. Then remove whitespace and an incomplete
-    character (U+FFFD) at the end of the remaining text.
-    """
     # The running time must stay linear in the length of the text, because this function blocks the event loop.
     finished = _without_blank_end(text)
     tag = _UNFINISHED_TAG.search(finished, max(0, len(finished) - LONGEST_TAG))
@@ -79,7 +159,6 @@ def _settled(text: str, num_held: int) -> str:
 
 
 def _without_blank_end(text: str) -> str:
-    """Return ``text`` without whitespace and U+FFFD at the end. U+FFFD stands for an incomplete character."""
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
@@ -120,11 +199,6 @@ class _SentTexts:
         self._texts: dict[tuple[int, PieceKind], str] = {}
 
     def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
-        """Yield the unsent reasoning of ``message``, then the unsent text, in pieces. Mark both as sent.
-
-        ``index`` is the index of the choice. If a text does not begin with the sent text, send the part after their
-        common beginning: after "abc", the text "abde" gives "de".
-        """
         texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
         for kind, text in texts:
             sent = self._texts.get((index, kind), "")

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import Canary, CanaryPrompt, InferenceEngine, ProductPrecision, Prompt, SamplingParams
 from agent_r1.core.threads import run_in_thread
-from agent_r1.core.weights import Canary, CanaryPrompt, ProductPrecision
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
 """The number of fixed prompts that test the weights of a server, and the number of tokens in each prompt.
@@ -124,7 +123,7 @@ class LogprobGap:
     def is_rounding(self, precision: ProductPrecision) -> bool:
         """Return whether ``mean`` and ``largest`` are small enough to be rounding errors of ``precision``.
 
-        The limits are in ``BANDS``. If ``mean`` or ``largest`` is NaN, return False.
+        If ``mean`` or ``largest`` is NaN, return False.
         """
         band = BANDS[precision]
         return self.mean <= band.mean and self.largest <= band.maximum
@@ -202,11 +201,6 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, precision: Pro
 
 
 def _values(prompts: Sequence[CanaryPrompt | CanaryReading]) -> dict[tuple[int, bool, int], float]:
-    """Return the log-probabilities of all prompts by place.
-
-    The place of ``prompts[i].logprobs[j]`` is (i, False, j). The place of ``prompts[i].next_logprobs[token]`` is
-    (i, True, token).
-    """
     values: dict[tuple[int, bool, int], float] = {}
     for number, prompt in enumerate(prompts):
         values |= {(number, False, index): logprob for index, logprob in enumerate(prompt.logprobs)}

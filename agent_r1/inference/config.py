@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from agent_r1.core.weights import Dtype
+from agent_r1.core.inference import Dtype
 
 Backend = Literal["embedded", "vllm", "sglang"]
 

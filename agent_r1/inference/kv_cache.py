@@ -13,13 +13,60 @@ Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T ne
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+import resource
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from agent_r1.inference.lazy_memory import give_back, lazy_zeros
+from agent_r1.inference.config import EngineConfig
+
+_LINUX_NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux. Without this flag, Linux refuses tensors that are larger than the memory."""
+
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+def has_free_addresses() -> bool:
+    """Return whether this process may reserve an address space that is larger than the machine's memory."""
+    counts_all = OVERCOMMIT.exists() and OVERCOMMIT.read_text("ascii").strip() == "2"
+    return not counts_all and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of zeros in CPU memory. Each page of memory is taken on its first write.
+
+    All numbers in ``shape`` must be positive. Raise OSError if the system refuses an address space of this size.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size, flags | (_LINUX_NORESERVE if sys.platform == "linux" else 0))
+    if sys.platform == "linux":
+        with suppress(OSError):  # this kernel has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page takes 2 MiB for the first byte that is written
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)  # keeps ``memory`` open
+
+
+def give_back(part: Tensor) -> None:
+    """Give the memory of ``part``, a contiguous part of a lazy tensor, back to the operating system.
+
+    Afterwards, each value in the part is either zero or unchanged.
+    """
+    assert part.is_contiguous()
+    begin, end = part.data_ptr(), part.data_ptr() + part.nbytes
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
 
 ATTENTION = "agent_r1_kv_cache"
 LENGTH_MULTIPLE = 64
@@ -27,12 +74,7 @@ LENGTH_MULTIPLE = 64
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the smallest multiple of ``multiple`` that is at least ``count``.
-
-    Example:
-        >>> round_up(65, 64)
-        128
-    """
+    """Return the smallest multiple of ``multiple`` that is at least ``count``."""
     return -(-count // multiple) * multiple
 
 
@@ -168,7 +210,7 @@ def _zeros(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
 
 
 class _CacheView:
-    """Base class of the caches for a transformers model. The model calls ``update`` once per layer."""
+    """Base class of the caches for a transformers model."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # models only derive positions from this number, and the runner passes positions
@@ -235,3 +277,106 @@ class PrefillCache(_CacheView):
             source = self._blocks[slot.block].layer(layer_idx, new)[which]
             joined[index, :, :cached] = source[slot.row, :, :cached]
         return joined
+
+
+GIB = 2**30
+CPU_SHARE, CPU_LIMIT_GIB = 0.5, 4.0
+GPU_SHARE = 0.3
+
+PAGE_TOKENS = LENGTH_MULTIPLE
+"""The number of tokens in a page."""
+
+
+def pages_for(tokens: int) -> int:
+    """Return the number of pages for a sequence of ``tokens`` tokens."""
+    return round_up(tokens, PAGE_TOKENS) // PAGE_TOKENS
+
+
+class CachePages:
+    """Counts the pages that each slot of the KV cache holds. All slots together hold at most ``total`` pages."""
+
+    def __init__(self, total: int) -> None:
+        self.free = total
+        self.held: Counter[CacheSlot] = Counter()
+
+    def take(self, slot: CacheSlot, pages: int) -> bool:
+        """Let a slot hold at least ``pages`` pages. If too few pages are free, return False and change nothing."""
+        missing = max(0, pages - self.held[slot])
+        if missing > self.free:
+            return False
+        self.free -= missing
+        self.held[slot] += missing
+        return True
+
+    def drop(self, slot: CacheSlot) -> None:
+        self.free += self.held.pop(slot, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of a KV cache. The cache consists of blocks, and a block consists of slots for one sequence each.
+
+    Attributes:
+        rows: the number of slots in a block.
+        blocks: the maximum number of blocks.
+        pages: the maximum number of pages (``PAGE_TOKENS`` tokens each) of all slots together.
+        session_pages: the minimum number of pages that a slot takes when a sequence begins.
+        capacity: the number of tokens for which a new slot has room. The room grows if a sequence needs more.
+    """
+
+    rows: int
+    blocks: int
+    pages: int
+    session_pages: int
+    capacity: int
+
+
+def cache_size(
+    config: EngineConfig, context: int, bytes_per_token: int, device: torch.device, *, is_native: bool
+) -> CacheSize:
+    """Return the size of the KV cache of an embedded engine.
+
+    With the native decoder, a sequence takes only the pages that its tokens need. If no page is free, an unfinished
+    sequence is removed, and computed again later. The sequence does not change, because prefill and decode steps give
+    bit-equal keys and values.
+
+    With the PyTorch decoder, prefill and decode steps give different bits, so a sequence that is computed again would
+    change. Therefore each sequence takes the pages for ``context`` tokens when the sequence starts, and no running
+    sequence is removed.
+
+    Args:
+        context: the maximum number of tokens of a sequence.
+        bytes_per_token: the size of a token's keys and values in all layers.
+        is_native: whether the native decoder is used.
+    """
+    most = pages_for(context + 1)
+    pages = kv_cache_bytes(config, device) // (bytes_per_token * PAGE_TOKENS)
+    on_cpu = device.type == "cpu"
+    is_lazy = on_cpu and has_free_addresses()  # memory is taken when it is written
+    capacity = most * PAGE_TOKENS if is_lazy else 2 * PAGE_TOKENS
+    if is_native:
+        blocks = max(1, pages // config.max_sequences)  # each sequence takes a page or more
+        return CacheSize(config.max_sequences, blocks, max(pages, most), 1, capacity)
+    slots = max(1, pages // most)  # the number of whole contexts that fit
+    blocks = max(1, slots // config.max_sequences)
+    # The shape of a decode batch changes the bits of its results. So, on a CPU, the shape does not depend on the
+    # memory that is free now: the free memory limits only the number of decode batches.
+    gib = config.kv_cache_gib or (CPU_LIMIT_GIB if on_cpu else None)
+    fixed = slots if gib is None else max(1, int(gib * GIB) // (bytes_per_token * PAGE_TOKENS * most))
+    rows = min(config.max_sequences, fixed)
+    pages = rows * blocks * (most + 1)  # one more for each, because a page for each running request stays free
+    return CacheSize(rows, blocks, pages, most, capacity)
+
+
+def kv_cache_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Return the maximum size of the KV cache in bytes, from the settings or from the free memory of ``device``."""
+    if config.kv_cache_gib is not None:
+        return int(config.kv_cache_gib * GIB)
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024  # given in kB
+    except (OSError, KeyError, ValueError):  # not Linux
+        return int(CPU_LIMIT_GIB * GIB)
+    return min(int(CPU_SHARE * available), int(CPU_LIMIT_GIB * GIB))

@@ -13,20 +13,283 @@ Shapes: N tokens, K key-value heads, D head size, V vocabulary size.
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 import logging
-from collections.abc import Sequence
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import build_once
 from agent_r1.inference.config import DecodeStep
-from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up
-from agent_r1.inference.llama_decode import LlamaDecoder, LlamaLayer
-from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up, weighted_values
 from agent_r1.model.forward import has_dynamic_rope
 from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
+
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
+"""Names of the model classes whose layers have the modules and the order of operations of Llama."""
+
+ROWS_MULTIPLE = 16
+""":meth:`LlamaDecoder.decode_rows` pads the number of rows to a multiple of this number. Otherwise, BLAS libraries
+would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""A function that computes the attention of one layer for N new tokens.
+
+Let H be the number of attention heads, K the number of key-value heads, and D the head size. The arguments are (index
+of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)). The function appends the keys and values to the KV
+cache of the layer, and returns the output (N, H * D).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """The modules of one decoder layer, shared with the model.
+
+    ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
+    """
+
+    input_norm: nn.Module
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    mlp_norm: nn.Module
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    head_size: int
+    scaling: float
+
+    def linears(self) -> tuple[nn.Module, ...]:
+        return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+
+
+class LlamaDecoder:
+    """The decode step of a Llama-like model. Make an instance with ``LlamaDecoder.of(model)``."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        backbone: Any = model.base_model
+        self.embedding = backbone.embed_tokens
+        self.rotary = backbone.rotary_emb
+        self.norm = backbone.norm
+        self.layers = [_layer(module) for module in backbone.layers]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
+        """Return a decoder for ``model``, or None if the model is not supported.
+
+        A model is supported if its class is in ``LLAMA_LIKE``, its activation is SiLU, and the model has no sliding
+        window, no quantization and no adapter.
+        """
+        config = model.config
+        layer_types = getattr(config, "layer_types", None) or ()
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        if type(model).__name__ not in LLAMA_LIKE or config.hidden_act != "silu":
+            return None
+        if window is not None or any(layer_type != "full_attention" for layer_type in layer_types):
+            return None
+        decoder = cls(model)
+        plain = all(type(linear) in PLAIN_LINEAR for layer in decoder.layers for linear in layer.linears())
+        return decoder if plain else None
+
+    def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
+        rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
+            keys[rows, :, block.lengths] = key
+            values[rows, :, block.lengths] = value
+            grouped = query.view(block.rows, key.shape[1], -1, query.shape[-1])  # (R, K, G, D)
+            scores = torch.matmul(grouped, keys[:, :, :visible].transpose(2, 3)) + mask  # (R, K, G, L)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            return weighted_values(weights, values[:, :, :visible]).view(block.rows, -1)  # (R, H * D)
+
+        return self._hidden_states(token_ids, block.lengths, attend)
+
+    def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
+        """Append one token to each row of ``block`` that ``rows`` lists. Return the last hidden states.
+
+        The hidden states have the shape (N, E), with the hidden size E. N is the length of ``rows``, rounded up to a
+        multiple of ``ROWS_MULTIPLE``. The first states belong to ``rows``, and the added states at the end are padding.
+        The caller has to increase ``block.lengths``.
+        """
+        places = torch.tensor(rows, device=token_ids.device)  # (len(rows),)
+        lengths = block.lengths[places]  # (len(rows),)
+        padding = (0, round_up(len(rows), ROWS_MULTIPLE) - len(rows))
+
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
+            keys[places, :, lengths] = key[: len(rows)]
+            values[places, :, lengths] = value[: len(rows)]
+            mixed = query.new_zeros(len(query), query[0].numel())  # (N, H * D)
+            for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+                grouped = query[number].view(key.shape[1], -1, query.shape[-1])  # (K, G, D)
+                scores = torch.matmul(grouped, keys[row, :, : length + 1].transpose(1, 2))  # (K, G, L)
+                weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+                mixed[number] = torch.matmul(weights, values[row, :, : length + 1]).flatten()
+            return mixed
+
+        return self._hidden_states(functional.pad(token_ids, padding), functional.pad(lengths, padding), attend)
+
+    def _hidden_states(self, token_ids: Tensor, lengths: Tensor, attend: Attention) -> Tensor:
+        count = len(token_ids)
+        hidden = functional.embedding(token_ids, self.embedding.weight)  # (N, E)
+        cos, sin = self.rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
+        for index, layer in enumerate(self.layers):
+            normed = _rms_norm(hidden, layer.input_norm)
+            query = _linear(normed, layer.query).view(count, -1, layer.head_size)  # (N, H, D)
+            key = _linear(normed, layer.key).view(count, -1, layer.head_size)  # (N, K, D)
+            value = _linear(normed, layer.value).view(count, -1, layer.head_size)  # (N, K, D)
+            if layer.query_norm is not None and layer.key_norm is not None:
+                query, key = _rms_norm(query, layer.query_norm), _rms_norm(key, layer.key_norm)
+            query = query * cos + _rotate_half(query) * sin
+            key = key * cos + _rotate_half(key) * sin
+            hidden = hidden + _linear(attend(index, query * layer.scaling, key, value), layer.output)
+            normed = _rms_norm(hidden, layer.mlp_norm)
+            gated = functional.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)
+            hidden = hidden + _linear(gated, layer.down)
+        return _rms_norm(hidden, self.norm)
+
+    @torch.inference_mode()
+    def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
+        """Return True if the bits of a row of a matrix product do not depend on the number of rows in the product.
+
+        The linear maps of the first layer and ``head`` are tested with random states, for up to ``rows`` rows.
+        """
+        random = torch.Generator().manual_seed(0)
+        for linear in (*self.layers[0].linears(), head):
+            weight = next(linear.parameters())
+            states = torch.randn((round_up(rows, ROWS_MULTIPLE), weight.shape[1]), generator=random).to(weight)
+            whole = linear(states)
+            parts = [linear(states[:count]) for count in range(ROWS_MULTIPLE, rows, ROWS_MULTIPLE)]
+            if not all(torch.equal(part, whole[: len(part)]) for part in parts):
+                return False
+        return True
+
+
+def _layer(module: Any) -> LlamaLayer:
+    attention, mlp = module.self_attn, module.mlp
+    modules = dict(attention.named_children())
+    return LlamaLayer(
+        module.input_layernorm,
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        attention.o_proj,
+        modules.get("q_norm"),
+        modules.get("k_norm"),
+        module.post_attention_layernorm,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+        attention.head_dim,
+        attention.scaling,
+    )
+
+
+def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
+    return functional.linear(states, linear.weight, linear.bias)
+
+
+def _rms_norm(states: Tensor, norm: Any) -> Tensor:
+    wide = states.to(torch.float32)
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)
+
+
+def _rotate_half(states: Tensor) -> Tensor:
+    half = states.shape[-1] // 2
+    return torch.cat((-states[..., half:], states[..., :half]), dim=-1)
+
+
+SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
+CACHE = Path("~/.cache/agent-r1/native")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-pthread", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+"""Names of C++ compilers, in the order of the search. The compiler in the environment variable CXX comes first."""
+
+COMPILE_SECONDS = 300.0
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The reason why the native decode step cannot be used, such as "no C++ compiler was found"."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLibrary:
+    """The loaded C++ library, with the name and version of its compiler."""
+
+    functions: ctypes.CDLL
+    compiler: str
+
+
+def find_compiler() -> str | None:
+    names = (os.environ.get("CXX", ""), *COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+@functools.cache
+def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
+    """Return the library, compiled by ``compiler``, or the reason why it is not available.
+
+    The library is compiled once for each processor and compiler, also if several processes call this function.
+    """
+    if compiler is None:
+        return Unavailable("no C++ compiler was found: install g++ or clang++, or set CXX")
+    try:
+        version = _run([compiler, "--version"]).stdout.splitlines()[0]
+        origin = {
+            "source": hashlib.sha256(SOURCE.read_bytes()).hexdigest(),
+            "compiler": f"{compiler}, {version}",
+            "flags": " ".join(FLAGS),
+            "processor": _processor(),
+        }
+        name = hashlib.sha256(repr(origin).encode()).hexdigest()[:16]
+        folder = build_once(CACHE.expanduser() / name, origin, lambda made: _compile(compiler, made))
+        return NativeLibrary(ctypes.CDLL(str(folder / _FILE)), version)
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        return Unavailable(f"{compiler} failed: {[*lines, error.stderr.strip(), str(error)][0]}")
+    except (OSError, RuntimeError, IndexError, subprocess.TimeoutExpired) as error:  # RuntimeError: no home folder
+        return Unavailable(f"the library could not be built or loaded: {type(error).__name__}: {error}")
+
+
+_FILE = "decode_step.so"
+
+
+def _compile(compiler: str, folder: Path) -> None:
+    _run([compiler, *FLAGS, "-o", str(folder / _FILE), str(SOURCE)])
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS)
+
+
+def _processor() -> str:
+    if not CPU_INFO.exists():
+        return f"{platform.machine()} {platform.processor()}"
+    first = CPU_INFO.read_text("utf-8", "replace").split("\n\n")[0]
+    lines = [line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
 
 log = logging.getLogger(__name__)
 
@@ -183,18 +446,12 @@ class NativeDecoder:
         )
 
     def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Copy weight matrices (outputs, inputs) to one tensor for the C++ code, and return the address of this tensor.
-
-        One vector instruction computes L outputs. So the tensor has the shape (panels, inputs, L), and each panel has
-        the weights of L outputs. Zeros fill up the last panel.
-        """
         outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
         padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
         torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
         return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
 
     def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        """Concatenate the biases of ``linears``. Return the address of the result, or None if there is no bias."""
         if all(linear.bias is None for linear in linears):
             return None
         return self._keep(
@@ -202,17 +459,11 @@ class NativeDecoder:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        """Store a tensor until the next :meth:`_pack_weights`, and return the address of its memory."""
         self._packed.append(tensor.detach().contiguous())
         return self._packed[-1].data_ptr()
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
-        """Return the relative difference between the logits of the C++ code and the logits of PyTorch.
-
-        Each logit of the C++ code is compared with the same logit of PyTorch. The largest absolute difference is
-        divided by PyTorch's largest absolute logit.
-        """
         token_ids = torch.arange(CHECKED_TOKENS) % self._model.config.vocab_size
         expected = self._model(input_ids=token_ids[None], use_cache=False).logits[0, -1]
         rows, positions = torch.zeros_like(token_ids), torch.arange(CHECKED_TOKENS)

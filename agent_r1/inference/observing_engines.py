@@ -8,9 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    InferenceEngine,
+    PolicyVersion,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
 from agent_r1.core.profile import Part, Profiler
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +95,7 @@ class EngineMeter:
             return values
 
     def _advance(self) -> None:
-        """Add the time since the previous call to the counters of time. The caller must hold the lock.
-
-        Busy time is the time in which at least one request runs. Request time is the sum of the times of all requests.
-        So one second with 3 running requests adds 1 s of busy time and 3 s of request time.
-        """
+        # Add the time since the previous call to the counters of time. The caller must hold the lock.
         now = self._clock()
         if self._running:
             self._busy += now - self._last

@@ -10,19 +10,122 @@ servers sample from different versions.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, InferenceEngine, Prompt, SamplingParams
+from agent_r1.core.inference import (
+    Canary,
+    Capabilities,
+    Completion,
+    FinishReason,
+    InferenceEngine,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    TopLogprobs,
+    WeightUpdate,
+)
 from agent_r1.core.tasks import child_task, shared_task
-from agent_r1.core.weights import Canary, PolicyVersion, WeightUpdate
-from agent_r1.inference.continuation import Piece, generate_in_pieces
-from agent_r1.inference.server_client import ReplicaError
+from agent_r1.inference.server_process import ReplicaError
+
+MAX_ABORTS = 20
+"""A generation fails after this number of aborted requests in a row without a new token."""
+
+ABORT_SECONDS = 0.05
+"""The pause after the first aborted request, in seconds. Each later pause is twice as long, up to
+``MAX_ABORT_SECONDS``."""
+
+MAX_ABORT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The answer of a server to one request.
+
+    ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version_spans: tuple[PolicyVersionSpan, ...]
+    finish_reason: Literal["stop", "length", "abort"]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+
+
+Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
+
+
+async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
+    """Sample a completion of ``prompt`` by one or more requests, and return the completion.
+
+    Each request continues the tokens sampled so far, with its own seed. Several requests are needed if the server
+    aborts one, or stops at a stop string that does not meet the stop condition (for example, inside a thought).
+
+    Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
+    """
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    spans: tuple[PolicyVersionSpan, ...] = ()
+    top: tuple[TopLogprobs, ...] = ()
+    aborts = 0
+    while True:
+        rest = replace(params, max_tokens=params.max_tokens - len(tokens), seed=seed_at(params.seed, len(tokens)))
+        piece = await request(replace(prompt, token_ids=prompt.token_ids + tokens), rest)
+        added = tuple(replace(span, start=span.start + len(tokens)) for span in piece.version_spans)
+        spans += added[1:] if spans and added and spans[-1].version == added[0].version else added
+        tokens, logprobs = tokens + piece.token_ids, logprobs + piece.logprobs
+        top += piece.top_logprobs
+        if piece.token_ids and (reason := finish_reason(tokens, params)):
+            return Completion(tokens, logprobs, reason, spans, top)
+        aborts = aborts + 1 if piece.finish_reason == "abort" and not piece.token_ids else 0
+        if aborts >= MAX_ABORTS:
+            raise EngineError(f"the server aborted the same request {aborts} times")
+        if piece.finish_reason == "abort":
+            await asyncio.sleep(min(ABORT_SECONDS * 2**aborts, MAX_ABORT_SECONDS))
+
+
+def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReason | None:
+    """Return why a generation is complete after ``tokens`` (at least one token). None: it must be continued."""
+    if tokens[-1] in params.stop_token_ids:
+        return "stop"
+    condition = params.stop_condition
+    if condition is not None and condition.is_met(tokens):
+        return "stop"
+    return "length" if len(tokens) >= params.max_tokens else None
+
+
+def join(first: Completion, more: Completion) -> Completion:
+    shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
+    parts = (first.prefilled_tokens, more.prefilled_tokens)
+    is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version
+    return Completion(
+        first.token_ids + more.token_ids,
+        first.logprobs + more.logprobs,
+        more.finish_reason,
+        first.version_spans + (shifted[1:] if is_same else shifted),
+        first.top_logprobs + more.top_logprobs,
+        first.first_token_seconds,
+        None if None in parts else sum(part or 0 for part in parts),
+    )
+
+
+def seed_at(seed: int, position: int) -> int:
+    """Return the seed of a request that continues a completion after ``position`` sampled tokens.
+
+    ``seed`` is the seed of the whole completion. The result is an integer below 2^63.
+    """
+    if position == 0:
+        return seed % 2**63
+    digest = hashlib.sha256(f"{seed} {position}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 2**63
+
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +154,7 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def verify(self, canary: Canary) -> None:
-        """Raise ReplicaError if the log-probabilities of the server differ from the log-probabilities of the trainer.
-
-        ``canary`` holds fixed prompts with the trainer's log-probabilities. Rounding errors are allowed.
-        """
+        """Raise ReplicaError if the server's log-probabilities differ from those of the trainer."""
         ...
 
     async def check_health(self) -> None:
@@ -62,9 +162,7 @@ class Replica(InferenceEngine, Protocol):
         ...
 
     async def probe(self) -> None:
-        """Sample one token, because a server that hangs can still report that it is healthy. The caller sets a time
-        limit.
-        """
+        """Sample one token, because a server that hangs can still report that it is healthy."""
         ...
 
     async def recover(self) -> None:
@@ -187,7 +285,6 @@ class EnginePool:
                             return piece
 
     async def _request_from(self, member: _Member, prompt: Prompt, params: SamplingParams) -> Piece | None:
-        """Return the answer of the server ``member``, or None if the server failed."""
         before = member.version
         try:
             piece = await member.run(member.replica.request(prompt, params))
@@ -201,11 +298,6 @@ class EnginePool:
         return piece if member.fenced is None else None
 
     def _choose(self, session_id: str | None) -> _Member:
-        """Return the server for the next request of a session.
-
-        The session stays on its server as long as this server works. Otherwise, and without a session, the server with
-        the fewest requests is returned. Raise EngineError if no server works.
-        """
         serving = [member for member in self._members if member.fenced is None]
         if not serving:
             raise EngineError(f"no inference server is left: {self.reasons()}")
@@ -218,10 +310,6 @@ class EnginePool:
         return least
 
     async def _on_failure(self, member: _Member, reason: str) -> None:
-        """Count a failed request, and check the health of the server.
-
-        The server gets no more requests after ``MAX_FAILURES`` failures in a row, or if its health check fails.
-        """
         member.num_failures += 1
         if member.num_failures >= MAX_FAILURES:
             member.fence(reason)
@@ -231,11 +319,6 @@ class EnginePool:
             member.fence(reason)
 
     async def _for_each(self, members: Sequence[_Member], work: Callable[[Replica], Awaitable[None]]) -> list[_Member]:
-        """Run ``work`` on all ``members`` at the same time, and return the members that succeed.
-
-        The others get no more requests.
-        """
-
         async def attempt(member: _Member) -> bool:
             try:
                 async with asyncio.timeout(self._limits.update_seconds):
@@ -259,10 +342,6 @@ class EnginePool:
                 member.is_recovered = True
 
     async def _watch(self) -> None:
-        """Probe the servers that have requests but send no answers.
-
-        If the probe of a server fails or times out, the server gets no more requests.
-        """
         while True:
             await asyncio.sleep(self._limits.stall_seconds / 4)
             silent = [member for member in self._members if member.is_silent(self._limits.stall_seconds / 4)]
@@ -286,18 +365,7 @@ class EnginePool:
 
 
 class _Member:
-    """A server of a pool, and its state.
-
-    Attributes:
-        slots: limits the requests that the server has at the same time.
-        version: the version of the weights that the server serves.
-        fenced: the reason why the server gets no requests. None: the server gets requests.
-        is_recovered: whether a fenced server takes part in the next update of the weights.
-        num_requests: the number of requests that the server has, or that wait for a slot.
-        num_failures: the number of failed requests since the last successful request.
-        last_answer: the time of the latest of these events: an answer to a request, an answer to a probe, or the
-            arrival of a request while the server has no other request. :meth:`is_silent` measures the time since then.
-    """
+    """A server of a pool, and its state."""
 
     def __init__(self, replica: Replica, in_flight: int) -> None:
         self.replica = replica
@@ -320,10 +388,6 @@ class _Member:
             self.num_requests -= 1
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of the request ``work``.
-
-        If the method :meth:`end` is called before the result is there, cancel the request and raise ReplicaError.
-        """
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = child_task(work)
         self._on_fence.add(fenced)
@@ -338,13 +402,11 @@ class _Member:
             request.cancel()
 
     def fence(self, reason: str) -> None:
-        """Leave out a server that failed: log a warning, send no more requests, and end the running requests."""
         if self.fenced is None:
             log.warning("the inference server %s is left out: %s", self.replica.name, reason)
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """Send no more requests to the server, and end its running requests with ReplicaError."""
         self.fenced = self.fenced or reason
         for future in self._on_fence:
             if not future.done():
@@ -356,20 +418,10 @@ class _Member:
         self.fenced, self.num_failures, self.version = None, 0, version
 
     def is_silent(self, seconds: float) -> bool:
-        """Return whether the server has requests, but sent no answer for more than ``seconds`` seconds.
-
-        Return False if the server failed before, and so gets no more requests.
-        """
         waits = self.fenced is None and self.num_requests > 0
         return waits and time.monotonic() - self.last_answer > seconds
 
     def check_version(self, piece: Piece, before: int | None) -> None:
-        """Raise ReplicaError if weights of an unexpected version sampled a token of ``piece``.
-
-        The argument ``before`` is the server's version when the request was sent. The expected versions are this
-        version, the server's current version, and all versions between them. If ``before`` or the current version is
-        None, nothing is checked.
-        """
         versions = [span.version for span in piece.version_spans]
         if before is None or self.version is None or not versions:
             return

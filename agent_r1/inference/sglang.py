@@ -18,12 +18,21 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
-from agent_r1.core.weights import Canary, Dtype, PolicyVersion, WeightUpdate
+from agent_r1.core.inference import (
+    Canary,
+    Capabilities,
+    Completion,
+    Dtype,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading
-from agent_r1.inference.continuation import Piece, generate_in_pieces
-from agent_r1.inference.server_answers import Answer, CanaryCheck, check_sampled, most_likely, read_answer
-from agent_r1.inference.server_client import ReplicaError, ServerClient
+from agent_r1.inference.pool import Piece, generate_in_pieces
+from agent_r1.inference.server_process import ReplicaError, ServerClient
+from agent_r1.inference.vllm import Answer, CanaryCheck, check_sampled, most_likely, read_answer
 
 GENERATE = "/generate"
 
@@ -164,11 +173,6 @@ class SglangEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for a fixed test prompt and for the most likely next tokens.
-
-        Two requests are sent. The first request asks for the next tokens, and can use the prefix cache. The second
-        request asks for the prompt's tokens, and does not use the prefix cache.
-        """
         prompt, sampling = Prompt(token_ids), {"max_new_tokens": 1, "temperature": TEMPERATURE}
         following = await self._generate(prompt, sampling, top_logprobs_num=NUM_COMPARED)
         scored = await self._generate(prompt, sampling, logprob_start_len=0)
@@ -194,10 +198,6 @@ def _scores(top: list[TokenLogprob] | None) -> dict[int, float]:
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the sampled tokens in a server's answer to a request.
-
-    Raise ReplicaError if a field of the answer is missing or invalid, or if two fields contradict each other.
-    """
     meta, tokens = generated.meta_info, generated.output_ids
     reason = meta.finish_reason.type
     scored = [(token, math.nan if score is None else score) for score, token, _ in meta.output_token_logprobs or []]

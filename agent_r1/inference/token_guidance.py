@@ -40,16 +40,7 @@ class GuidedTokens:
 
 
 def top_branches(draft: Completion, sampled: ScoredTokens, start: int) -> list[ScoredTokens]:
-    """Return the token sequences that a value function has to score.
-
-    ``draft`` begins with the tokens of ``sampled``, and new tokens follow. ``start`` is the index of the first new
-    token. For each new token, ``draft.top_logprobs`` lists candidates: the most likely tokens at the same index. The
-    result has one sequence for each candidate: the tokens of ``draft`` before this index, then the candidate.
-
-    Example:
-        sampled (4), start 1, tokens of the draft (4, 5, 6), candidates (5, 7) at index 1 and (6, 8) at index 2:
-        the sequences (4, 5), (4, 7), (4, 5, 6), (4, 5, 8)
-    """
+    """Return the token sequences that a value function has to score."""
     path, branches = sampled, []
     for place, top in enumerate(draft.top_logprobs, start=start):
         branches += [path + ScoredTokens((token,), (logprob,)) for token, logprob in top]

@@ -8,21 +8,138 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
+from agent_r1.core.inference import (
+    AdapterFolders,
+    Canary,
+    Capabilities,
+    Completion,
+    Dtype,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    TopLogprobs,
+    Transport,
+    WeightUpdate,
+)
 from agent_r1.core.redaction import redact_url
-from agent_r1.core.weights import AdapterFolders, Canary, Dtype, PolicyVersion, Transport, WeightUpdate
-from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading
-from agent_r1.inference.continuation import Piece, generate_in_pieces
-from agent_r1.inference.server_answers import Answer, CanaryCheck, check_sampled, most_likely, read_answer
-from agent_r1.inference.server_client import CONNECT_SECONDS, ReplicaError, ServerClient
-from agent_r1.inference.vllm_options import KEPT_ADAPTERS
+from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
+from agent_r1.inference.pool import Piece, generate_in_pieces
+from agent_r1.inference.server_process import CONNECT_SECONDS, ReplicaError, ServerClient
+from agent_r1.model.weights import product_precision
+
+
+class Answer(BaseModel):
+    """Base class for parts of a server's JSON answers. Undeclared fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def read_answer(cls: type[A], response: httpx.Response, server: str) -> A:
+    """Return the JSON of an answer as an instance of ``cls``. Raise ReplicaError if the JSON does not fit ``cls``.
+
+    ``server`` is the name of the server's software, for the error message.
+    """
+    try:
+        return cls.model_validate_json(response.content)
+    except ValidationError as error:
+        raise ReplicaError(f"its answer is not {server}'s: {error.errors()[0]['msg']}") from error
+
+
+def check_sampled(
+    tokens: Sequence[int], scored: Sequence[tuple[int, float]], finish_reason: str, params: SamplingParams
+) -> tuple[float, ...]:
+    """Return the log-probabilities of sampled tokens. Raise ReplicaError if the server's answer is not valid.
+
+    ``scored`` holds (token id, log-probability) of each token that the server scored.
+    """
+    logprobs = tuple(logprob for _, logprob in scored)
+    if [token for token, _ in scored] != list(tokens) or len(tokens) > params.max_tokens:
+        raise ReplicaError("its tokens and log-probabilities do not belong together")
+    if not all(math.isfinite(each) and each <= 1e-3 for each in logprobs):
+        raise ReplicaError("a log-probability is positive or not finite")
+    if finish_reason != "abort" and not tokens:
+        raise ReplicaError(f"a request ended with {finish_reason!r} and without tokens")
+    return logprobs
+
+
+def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
+    """Return the ``count`` most likely tokens of ``logprobs``, the most likely token first."""
+    if len(logprobs) < count:
+        raise ReplicaError(f"its answer has {len(logprobs)} of the {count} most likely tokens")
+    return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1])[:count])
+
+
+class CanaryCheck:
+    """Compares the log-probabilities of one server with the trainer's, for each version of the weights.
+
+    ``dtype`` is the data type in which the server serves the weights.
+    """
+
+    def __init__(self, dtype: Dtype) -> None:
+        self._dtype = dtype
+        self._passed: CanaryResult | None = None  # the last result that matched
+
+    async def verify(self, canary: Canary, read: Callable[[tuple[int, ...]], Awaitable[CanaryReading]]) -> None:
+        """Raise ReplicaError if the server's log-probabilities differ from ``canary`` by more than rounding errors."""
+        result = CanaryResult(canary, tuple([await read(prompt.token_ids) for prompt in canary]))
+        if mismatch := find_mismatch(result, self._passed, product_precision(self._dtype)):
+            raise ReplicaError(f"it does not serve the weights that it was sent: {mismatch}")
+        self._passed = result
+
+
+SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+"""Options of every server. They switch on the endpoint for token ids, return log-probabilities at the sampling
+temperature, and ignore the default sampling parameters in the model's folder."""
+
+SERVER_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # adapters
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Environment variables of every server. The variable for adapters has no effect without the option --enable-lora."""
+
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM accepts for the option --max-lora-rank."""
+
+NO_ADAPTERS = "--no-enable-lora"
+"""An option of vLLM. If the user gives this option, the servers do not load adapters. Instead, the adapter is merged
+into the weights, and the servers load the merged weights."""
+
+KEPT_ADAPTERS = 2
+"""The number of adapters that a server keeps: the newest adapter and the adapter before it, which older requests still
+use."""
+
+
+def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
+    """Return the options with which a vLLM server accepts LoRA adapters of the rank ``rank``.
+
+    ``--max-lora-rank`` is ``rank``, rounded up to one of ``ADAPTER_RANKS``. ``--max-loras`` is ``KEPT_ADAPTERS``.
+    Return () if there is no adapter (rank 0), if ``rank`` is larger than all ``ADAPTER_RANKS``, or if the user's
+    ``arguments`` contain ``NO_ADAPTERS``.
+
+    Example:
+        adapter_options(4, "") == ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
+    """
+    if rank == 0 or rank > ADAPTER_RANKS[-1] or NO_ADAPTERS in shlex.split(arguments):
+        return ()
+    limit = next(limit for limit in ADAPTER_RANKS if rank <= limit)
+    return "--enable-lora", "--max-lora-rank", str(limit), "--max-loras", str(KEPT_ADAPTERS)
+
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
@@ -180,10 +297,7 @@ class VllmEngine:
         self._staged = _Served(name, version)
 
     async def _unload_adapters(self, kept: int) -> None:
-        """Unload the oldest adapters until at most ``kept`` adapters are loaded.
-
-        Ignore errors, because unloading fails if the server was restarted and has no adapters.
-        """
+        # Ignore errors, because unloading fails if the server was restarted and has no adapters.
         while len(self._adapters) > kept:
             with suppress(ReplicaError):
                 await self._client.post(UNLOAD_ADAPTER, {"lora_name": self._adapters.pop(0)}, seconds=CONNECT_SECONDS)
@@ -221,12 +335,6 @@ class VllmEngine:
         await self._client.close()
 
     async def _read(self, token_ids: tuple[int, ...]) -> CanaryReading:
-        """Return the server's log-probabilities for the tokens of a fixed test prompt and for the next tokens.
-
-        Two requests are sent. The first request asks for the next tokens, and uses the prefix cache. So if the cache
-        still has keys and values of older weights, the log-probabilities are wrong, and the caller sees this. The
-        second request asks for the prompt's tokens, and does not use the prefix cache.
-        """
         prompt, sampling = Prompt(token_ids), {"max_tokens": 1, "temperature": TEMPERATURE, "seed": 0}
         sampled = await self._generate(prompt, {**sampling, "logprobs": NUM_COMPARED + 1}, self._served)
         scored = await self._generate(prompt, {**sampling, "prompt_logprobs": 0}, self._served)
@@ -247,18 +355,10 @@ class VllmEngine:
 
 
 def _listed(token: _TokenLogprob) -> dict[int, float]:
-    """Return the log-probabilities that a server lists at one position, by token id.
-
-    A server can list the sampled token twice, so the result can be shorter than the list.
-    """
     return {each.token_id: each.logprob for each in token.top_logprobs}
 
 
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
-    """Return the sampled tokens in a server's answer to a request.
-
-    Raise ReplicaError if a field of the answer is missing or invalid, or if two fields contradict each other.
-    """
     choice = generated.choices[0]
     content = () if choice.logprobs is None else choice.logprobs.content
     scored = [(each.token_id, each.logprob) for each in content]

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.packages import import_extra
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.model.config import ALL_LINEAR, LoraConfig
 
 M = TypeVar("M", bound=nn.Module)
@@ -218,10 +217,6 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _inject(model: PreTrainedModel, lora: Any) -> None:
-    """Add an adapter with peft's settings ``lora`` to the model in place, in float32 or a more precise type.
-
-    Raise ValueError if the settings select a variant of LoRA, such as DoRA.
-    """
     peft = import_extra("peft", "lora")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft notes that layers of GPT-2 are transposed
@@ -237,10 +232,6 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 
 
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
-    """Return x W + (alpha / rank) (x A) B for the ``inputs`` x of an adapted layer: (.., d) -> (.., e).
-
-    peft's own forward method takes three times as long.
-    """
     outputs = layer.base_layer(inputs)
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
     low_rank = inputs.reshape(-1, inputs.shape[-1]) @ a  # (N, rank)
@@ -249,7 +240,6 @@ def _forward(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, layer) for each layer to which peft added matrices."""
     if has_adapter(model):
         layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))

@@ -15,10 +15,9 @@ import torch
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.device import choose_device
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
-from agent_r1.model.weights import tensors_checksum
+from agent_r1.model.weights import choose_device, tensors_checksum
 
 POOLER = "pooler"
 """A part of the name of each weight of the pooler. No other weight has a name with this part.
@@ -98,7 +97,6 @@ class SentenceEncoder:
 
 
 def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean of ``hidden`` over the tokens that are not padding: (texts, tokens, width) -> (texts, width)."""
     weight = mask.unsqueeze(-1).to(hidden.dtype)
     return (hidden * weight).sum(1) / weight.sum(1)
 
@@ -107,15 +105,6 @@ def load_encoder(
     name: str, pooling: Literal["auto", "mean", "cls"], max_tokens: int, batch: int, device: str
 ) -> SentenceEncoder:
     """Load the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
-
-    Args:
-        name: the name or the folder of the encoder.
-        pooling: how the vector of a text is computed. "mean": the mean over the vectors of the text's tokens. "cls":
-            the vector of the first token. "auto": as the encoder's folder declares, or "mean" if the folder declares
-            nothing.
-        max_tokens: the largest number of tokens that are read of a text, unless the encoder has a smaller limit.
-        batch: the number of texts that are encoded at once.
-        device: such as "cpu" or "cuda".
 
     Raises:
         InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
@@ -151,13 +140,6 @@ def _load_model(folder: Path, name: str) -> PreTrainedModel:
 
 
 def _pooling(folder: Path, requested: Literal["auto", "mean", "cls"], name: str) -> Pooling:
-    """Return the pooling of the encoder in ``folder``: "mean" or "cls".
-
-    The folder can declare a pooling. If ``requested`` is "auto", return the declared pooling, or "mean" if the folder
-    declares none. Otherwise, return ``requested``, and raise InvalidInput if the folder declares a different pooling.
-    Also raise InvalidInput if the declared pooling is neither "mean" nor "cls". ``name`` is the name of the encoder in
-    the error.
-    """
     declared = _declared_pooling(folder / POOLING_FILE, name)
     if requested == "auto":
         return declared or "mean"

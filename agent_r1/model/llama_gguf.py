@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from agent_r1.core.packages import import_extra
+from agent_r1.core.errors import import_extra
 
 GGUF_EXTRA = "smollm2"
 """The extra of agent-r1 that installs the package ``gguf``."""
@@ -101,7 +101,6 @@ def _config(metadata: Metadata, tied: bool) -> LlamaConfig:
 
 
 def _name(name: str) -> str:
-    """Return transformers' name for a tensor: "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", name)
     if match is None or match[2] not in _NAMES:
         raise ValueError(f"{name} is not a tensor of a Llama model")
@@ -109,13 +108,6 @@ def _name(name: str) -> str:
 
 
 def _in_halves(values: np.ndarray, name: str, config: LlamaConfig) -> np.ndarray:
-    """Return a tensor of a GGUF file with its rows in the order of transformers.
-
-    ``values`` is the tensor, and ``name`` is its name in the GGUF file. The order differs only in the weights of
-    queries and keys, whose rows form pairs for the rotary embeddings. In each head, GGUF files store the two rows of a
-    pair together: a1 a2 b1 b2 c1 c2. Transformers stores the first rows of all pairs, and then the second rows:
-    a1 b1 c1 a2 b2 c2.
-    """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
     if heads is None:
         return values
@@ -149,6 +141,5 @@ def _tokenizer(metadata: Metadata, token_type: Any) -> PreTrainedTokenizerFast:
 
 
 def _pre_tokenizer(name: str) -> PreTokenizer:
-    """Return GPT-2's pre-tokenizer. If ``name`` is "smollm", the pre-tokenizer also splits numbers into digits."""
     byte_level = ByteLevel(add_prefix_space=False)
     return Sequence([Digits(individual_digits=True), byte_level]) if name == "smollm" else byte_level

@@ -25,8 +25,7 @@ from transformers.utils import logging
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import ADAPTER_CONFIG, base_of, has_adapter, load_adapter, read_adapter
-from agent_r1.model.folders import find_folder, first_line
-from agent_r1.model.names import Kind
+from agent_r1.model.folders import Kind, find_folder, first_line
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
 LOGIT_TOLERANCE = 1e-6
@@ -80,8 +79,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
 
-    ``model`` must have the architecture and the adapter settings of the saved model. The weights of ``model`` are not
-    changed.
+    ``model`` must have the architecture and the adapter settings of the saved model.
     """
     if has_adapter(model):
         return read_adapter(folder, model)
@@ -149,12 +147,6 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
 
 
 def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
-    """Return ``tokenizer``, or a new tokenizer if ``tokenizer`` does not split text as ``tokenizer.json`` describes.
-
-    For some model types, such as qwen2, transformers 5 ignores the normalizer, the pre-tokenizer and the decoder in
-    ``tokenizer.json``. Text is then split differently than in the training of the model (docs/decisions/0004). The new
-    tokenizer is loaded without a model type, and therefore follows ``tokenizer.json``.
-    """
     file = folder / "tokenizer.json"
     if not file.is_file() or not isinstance(tokenizer, PreTrainedTokenizerFast):
         return tokenizer
@@ -165,10 +157,6 @@ def _as_saved(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTok
 
 
 def _find_base(folder: Path) -> Path | None:
-    """Return the folder of the base model of the adapter in ``folder``; None if ``folder`` holds no adapter.
-
-    Raise InvalidInput if the base model is missing, or is itself an adapter.
-    """
     base = base_of(folder)
     if base is None:
         return None
@@ -183,10 +171,7 @@ def _find_base(folder: Path) -> Path | None:
 
 
 def _check_declared_sizes(folder: Path, name: str) -> None:
-    """Raise InvalidInput if one of the sizes ``_SIZES`` in config.json exceeds the number of bytes of the weights.
-
-    Such a size is wrong, or weights are missing. Without this check, transformers would allocate memory for the size.
-    """
+    # Without this check, transformers would allocate memory for the size.
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         available = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -232,11 +217,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_logits(model: PreTrainedModel, name: str) -> None:
-    """Raise InvalidInput if the model's logits are not finite, or if they differ from head(backbone(ids)).
-
-    Training computes logits as head(backbone(ids)). For a model that scales or caps the output of its head, training
-    would compute wrong logits.
-    """
+    # For a model that scales or caps the output of its head, training would compute wrong logits.
     ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     whole = model(input_ids=ids, use_cache=False).logits.float()
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state

@@ -82,10 +82,7 @@ PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class _Product(torch.autograd.Function):
-    """The product x W^T + b of the states x (.., I) of N tokens, weights W (O, I) and an optional bias b (O,).
-
-    The result has the shape (``padded_length(N)``, O): one row for each token, and then rows of padding.
-    """
+    """The product x W^T + b of the states x (.., I) of N tokens, weights W (O, I) and an optional bias b (O,)."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -121,5 +118,4 @@ def padded_length(rows: int) -> int:
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the matrix product of ``left`` and the transpose of ``right``, plus ``bias`` (if given)."""
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], ""))

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from agent_r1.core.weights import Dtype
+from agent_r1.core.inference import Dtype
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, hidden_states, token_scores
@@ -77,10 +77,6 @@ def pass_bytes(shape: PassShape) -> int:
 
 
 def _states(backbone: PreTrainedModel, ids: Tensor, with_mask: bool) -> Tensor:
-    """Return the hidden states (B, T, H) of ``ids`` (B, T) as fake tensors.
-
-    ``with_mask`` adds an attention mask (B, T, T), as in a pass over trees of tokens.
-    """
     if with_mask:
         return hidden_states(backbone, ids, ids, torch.full(ids.shape, ids.shape[1]))
     # For tensors without data, transformers would allocate a causal mask that a real pass does not need. This mask
@@ -121,7 +117,6 @@ def _kv_bytes(model_type: type[PreTrainedModel], settings: str, dtype: Dtype) ->
 def _fake_model(
     model_type: type[PreTrainedModel], settings: str, dtype: Dtype, lora: LoraConfig = NO_ADAPTER
 ) -> PreTrainedModel:
-    """Return a model whose parameters have shapes but no data. Call this function inside a FakeTensorMode."""
     values: Mapping[str, Any] = json.loads(settings)
     with quiet_transformers():
         config = model_type.config_class.from_dict(dict(values))  # type: ignore[union-attr]
@@ -144,10 +139,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 class _AliveBytes(TorchDispatchMode):
-    """A counter of the bytes of living tensors, from the operation that makes a tensor until it is freed.
-
-    ``peak`` is the largest count so far.
-    """
+    """A counter of the bytes of living tensors, from the operation that makes a tensor until it is freed."""
 
     def __init__(self) -> None:
         super().__init__()

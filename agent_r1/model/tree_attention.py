@@ -78,11 +78,7 @@ class TreeParts:
 
 
 def tree_mask(subtree_end: Tensor) -> Tensor:
-    """Return the attention mask of trees of tokens: (B, T, T) bool.
-
-    Element (b, i, j) is true if token i attends to token j. Token i attends to itself and to its ancestors.
-    ``subtree_end`` (B, T) holds the index after the last token of each token's subtree.
-    """
+    """Return the attention mask of trees of tokens: (B, T, T) bool."""
     place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
     return (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < subtree_end[:, None, :])
 
@@ -123,12 +119,7 @@ def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreePart
 
 
 class _TreeAttention(torch.autograd.Function):
-    """The attention over trees of tokens, computed in parts (:class:`TreeParts`).
-
-    There are B sequences, H attention heads of size D, S tokens before the trees, and T tokens in the trees. The
-    queries and the result are (B, H, T, D). The keys and the values are (B, H, S + T, D). Along the axis S + T, the S
-    tokens come before the T tokens.
-    """
+    """The attention over trees of tokens, computed in parts (:class:`TreeParts`)."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: TreeParts, scaling: float) -> Tensor:
@@ -136,7 +127,6 @@ class _TreeAttention(torch.autograd.Function):
         totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
 
         def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
-            """Return the attention output of ``part``, and the log-sum-exp of the scores of each query."""
             read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
             found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
             return found, total
@@ -156,11 +146,6 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of the queries, keys and values.
-
-        Each :class:`AttentionPart` adds to these gradients. For each part, the kernel reads the output of the whole
-        attention, which ``forward`` has saved.
-        """
         query, key, value, mixed, totals = ctx.saved_tensors
         gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
         for part in (*ctx.parts.own, *ctx.parts.above):
@@ -186,11 +171,6 @@ def _tree_attention(
     tree_parts: TreeParts | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of a layer, and return the pair (output, None), as transformers requires.
-
-    The output has the shape (sequences, tokens, heads, head size). Without ``tree_parts``, the usual attention is
-    computed.
-    """
     if tree_parts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     groups = query.shape[1] // key.shape[1]

@@ -80,10 +80,7 @@ def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> 
 
 
 def save_value_model(model: ValueModel, folder: Path) -> None:
-    """Write a value model to ``folder``: the backbone in the format of transformers, and the head in ``HEAD_FILE``.
-
-    An adapter of the backbone is merged into the written weights.
-    """
+    """Write a value model to ``folder``: the backbone in the format of transformers, and the head in ``HEAD_FILE``."""
     merged_copy(model.backbone).save_pretrained(folder)
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.")}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, folder / HEAD_FILE)

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_r1.core.errors import InvalidInput, UnsupportedChat
+from agent_r1.core.errors import InvalidInput, UnsupportedChat, require_extra
 from agent_r1.core.images import decode_image
 from agent_r1.core.inference import PromptMedia
 from agent_r1.core.messages import Image
-from agent_r1.core.packages import require_extra
 
 GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
@@ -91,10 +90,9 @@ class Pixels:
     def shift(self) -> int:
         """The number that the image adds to (position - index) of every later token: 0 or negative.
 
-        An image with k features increases the index of the next token by k. If each token has one position, the image
-        also increases the position by k, and the number is 0. If each token has three positions (time, height, width),
-        an image with h rows and w columns of features increases the three positions of the next token only by
-        max(h, w). Then the number is max(h, w) - h * w.
+        If each token has one position, the image also increases the position by k, and the number is 0. If each token
+        has three positions (time, height, width), an image with h rows and w columns of features increases the three
+        positions of the next token only by max(h, w).
         """
         return 0 if self.grid is None else max(self.grid) - self.count
 
@@ -254,8 +252,6 @@ def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, feat
 
 def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Tensor:
     """Return the positions (time, height, width) of each token: (3, B, T), for B rows of T tokens.
-
-    The three positions of a text token are equal. The three positions of an image's feature 0 are also equal.
 
     Args:
         index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for

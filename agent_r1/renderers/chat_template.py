@@ -132,10 +132,6 @@ def _describe(error: Exception) -> str:
 
 
 def _template_line(error: Exception) -> int | None:
-    """Return the number of the template line that raised ``error``, or None if the line is unknown.
-
-    jinja2 writes the numbers of template lines into the traceback.
-    """
     line, frame = None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):
@@ -145,5 +141,5 @@ def _template_line(error: Exception) -> int | None:
 
 
 def _placeholder(value: object) -> object:
-    """Return a dictionary for a mapping, and the name of the type for any other value that JSON cannot represent."""
+    # Return a dictionary for a mapping, and the name of the type for any other value that JSON cannot represent.
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"

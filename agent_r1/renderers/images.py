@@ -33,7 +33,6 @@ from agent_r1.renderers.special_tokens import change_texts
 
 
 def _random_mark() -> str:
-    """Return 16 random private-use characters of Unicode, which no template and no tool format changes."""
     return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(16))
 
 
@@ -72,10 +71,6 @@ class PromptEncoder:
         The template will write a placeholder, such as ``<|image_pad|>``, for each image. If a text of the message
         already contains this placeholder, the placeholder becomes the text COPY (see the module). So each placeholder
         in the output of the template stands for an image. The method :meth:`marked` restores the placeholder.
-
-        Example:
-            {"role": "user", "content": "Look: MARK"} becomes
-            {"role": "user", "content": [{"type": "text", "text": "Look: "}, {"type": "image"}]}
         """
         if self._images is None:
             return dict(message)
@@ -91,24 +86,13 @@ class PromptEncoder:
         }
 
     def marked(self, text: str) -> str:
-        """Convert the output of a chat template to a marked text. A mark (a random text) stands for each image.
-
-        First, each placeholder in ``text``, such as ``<|image_pad|>``, becomes a mark. Then each text COPY (see the
-        module) becomes a placeholder.
-
-        Example:
-            "No image: COPY. Image: <|image_pad|>" becomes
-            "No image: <|image_pad|>. Image: MARK"
-        """
+        """Convert the output of a chat template to a marked text. A mark (a random text) stands for each image."""
         if self._images is None:
             return text
         return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Replace each mark in the text ``marked`` by a placeholder, such as ``<|image_pad|>``, and return the result.
-
-        A mark is a random text that stands for an image.
-        """
+        """Replace each mark in the text ``marked`` by a placeholder, such as ``<|image_pad|>``."""
         return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
 
     def prompt(
@@ -163,21 +147,13 @@ class PromptEncoder:
 def locate_images(
     ids: Sequence[int], token: int, images: Sequence[Image], counts: Sequence[int]
 ) -> tuple[PromptMedia, ...]:
-    """Return each image with the positions of its placeholder tokens in ``ids``.
-
-    Args:
-        ids: the tokens of the pieces of a prompt. The pieces are a text, image 1, a text, image 2, .., a text.
-        token: the placeholder token. A text can contain the placeholder token too, without an image.
-        images: the images.
-        counts: the number of placeholder tokens in each piece, in texts and in images.
-    """
+    """Return each image with the positions of its placeholder tokens in ``ids``."""
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]
     return tuple(PromptMedia(image, tuple(_spans(indices))) for image, indices in zip(images, spans[1::2], strict=True))
 
 
 def _spans(indices: Sequence[int]) -> Iterator[range]:
-    """Yield ranges of consecutive indices: 4, 5, 6 and 9 give range(4, 7) and range(9, 10)."""
     start = 0
     for end in range(1, len(indices) + 1):
         if end == len(indices) or indices[end] != indices[end - 1] + 1:

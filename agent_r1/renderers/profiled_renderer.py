@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.inference import StopCondition
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.profile import Part, Profiler
-from agent_r1.core.tool import ToolSpec
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
 
 Tools = tuple[ToolSpec, ...]

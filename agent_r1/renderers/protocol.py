@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent_r1.core.inference import PromptMedia, StopCondition
-from agent_r1.core.messages import Action, Image, Message
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Action, Image, Message, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,6 @@ class ImageExpander(Protocol):
 
     def expand(self, image: Image) -> str:
         """Return the text that replaces the single placeholder that a chat template writes for an image.
-
-        The text contains the placeholder once for each feature vector of the image.
 
         Raises:
             UnsupportedChat: the image cannot be decoded.
@@ -84,35 +81,18 @@ class Renderer(Protocol):
         observation: tuple[Message, ...],
         tools: tuple[ToolSpec, ...] = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt for the turn after an action and its observation.
-
-        Args:
-            prompt: the prompt after which the action was sampled.
-            messages: the conversation before the action.
-            action: the action, parsed from ``action_ids``. Its message can have additional text after the sampled text.
-            action_ids: the sampled tokens of the action, with the end token if one was sampled.
-            observation: the messages that follow the action.
-            tools: the tools that the prompt describes.
-
-        Returns:
-            The prompt. Its ``text`` is the whole conversation, and its ``token_ids`` are only the tokens after
-            ``action_ids``. None if the template changes earlier text or omits the sampled end token. The caller must
-            then render the whole conversation again.
-        """
+        """Return the prompt for the turn after an action and its observation."""
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
         """Parse the sampled tokens ``action_ids``, and return the action. This method raises no exception.
 
-        A call that cannot be read has an ``error``. In turn 2, the ids of the calls are ``call_2_0``, ``call_2_1``, ...
+        A call that cannot be read has an ``error``.
         """
         ...
 
     def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Parse the text of sampled tokens, and return the action.
-
-        The text has no end token, and may be incomplete.
-        """
+        """Parse the text of sampled tokens, and return the action."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import ToolSpec
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, str]]:
@@ -34,10 +34,6 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
     """Return ``text`` in which each of ``tokens`` is broken by a space after its first character.
 
     So a user or a tool result cannot write a special token of the model.
-
-    Example:
-        >>> break_tokens("Fine.<|im_end|>", ["<|im_end|>"])
-        'Fine.< |im_end|>'
     """
     for token in tokens:
         if token in text:
@@ -46,10 +42,7 @@ def break_tokens(text: str, tokens: Iterable[str]) -> str:
 
 
 def break_tokens_in_tool(tool: ToolSpec, tokens: Sequence[str]) -> ToolSpec:
-    """Return a copy of a tool's description with a space in each special token (see :func:`break_tokens`).
-
-    The texts can come from a source that is not trusted, such as an MCP server.
-    """
+    """Return a copy of a tool's description with a space in each special token (see :func:`break_tokens`)."""
     name, description = break_tokens(tool.name, tokens), break_tokens(tool.description, tokens)
     return ToolSpec(name, description, change_texts(tool.parameters, lambda text: break_tokens(text, tokens)))
 

@@ -113,11 +113,7 @@ class Budget:
             raise BudgetExceeded("it computes an integer that is too large")
 
     def nodes_of(self, value: Any) -> int:
-        """Return 1 plus the number of elements of ``value`` and of all containers inside ``value``.
-
-        Keys of dictionaries are elements too. A container that occurs at two places is counted twice. The count stops
-        at ``limit_steps``.
-        """
+        """Return 1 plus the number of elements of ``value`` and of all containers inside ``value``."""
         return _traverse(value, self.limit_steps, characters=0)
 
     def allow_operation(self, operator: str, left: Any, right: Any) -> None:
@@ -174,20 +170,12 @@ def _check_width(width: str) -> None:
 
 
 def size_of(value: Any, limit: int = 2**62) -> int:
-    """Return the number of characters that a value has as text.
-
-    For a text, the number is exact. For any other value, the number is approximate and at most ``limit``.
-    """
+    """Return the number of characters that a value has as text."""
     return len(value) if isinstance(value, str) else min(limit, _traverse(value, limit, _CHARACTERS_PER_NODE))
 
 
 def _traverse(value: Any, limit: int, characters: int) -> int:
-    """Count ``value`` and the elements in ``value``, or estimate the length of ``value`` as text.
-
-    With ``characters=0``, return 1 plus the number of elements of ``value`` and of all containers inside ``value``.
-    Otherwise, return the estimated length of the text. The estimate adds ``characters`` for ``value`` and for each
-    element, because of quotes and commas. Counting stops when the result reaches ``limit``.
-    """
+    # The estimate adds ``characters`` for ``value`` and for each element, because of quotes and commas.
     total, waiting = 0, [value]
     while waiting and total < limit:
         item = waiting.pop()

@@ -97,7 +97,7 @@ def with_list(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments ``args`` of a call. ``name`` is the name of the called filter or method.
 
     If ``args[0]`` is an iterator and the call reads all items of the iterator, the result contains a list of the items
-    in place of the iterator. The number of items is then known before the call.
+    in place of the iterator.
     """
     if name in _COLLECTING and args and not isinstance(args[0], str | list | tuple | dict):
         return (list(args[0]), *args[1:])
@@ -157,19 +157,12 @@ def spend_result(budget: Budget, result: Any) -> None:
 
 
 def steps_through(value: Any) -> int:
-    """Return the number of steps that one pass over ``value`` costs.
-
-    A pass costs about one step for each item of a container, or for each ``_CHARACTERS_PER_STEP`` characters of a text.
-    """
+    """Return the number of steps that one pass over ``value`` costs."""
     length = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
     return 1 + (length // _CHARACTERS_PER_STEP if isinstance(value, str) else length)
 
 
 def _numbers_and_texts(value: Any) -> Iterator[int | float | str]:
-    """Yield the numbers and texts in ``value``, the tuple of a call's arguments.
-
-    Arguments that are lists or dictionaries are skipped.
-    """
     if isinstance(value, int | float | str):
         yield value
     elif isinstance(value, list | tuple | dict):

@@ -76,11 +76,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self._state.budget = budget
 
     def syntax_tree(self, source: str) -> nodes.Template:
-        """Return the syntax tree of the template ``source``, as jinja2 parses the template.
-
-        The tree does not have the filters that count the work of a render. The environment adds these filters only when
-        it compiles a template.
-        """
+        """Return the syntax tree of the template ``source``, as jinja2 parses the template."""
         return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -133,11 +129,6 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return format_text
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a jinja2 filter that calls ``function``, and subtracts the cost from the render's :class:`Budget`.
-
-        The cost depends on the ``name`` of the filter, on the arguments and on the size of the result.
-        """
-
         context_kind = getattr(function, "jinja_pass_arg", None)  # set if the first argument is a context
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -153,11 +144,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _counted_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a jinja2 test that calls ``function``, and subtracts the cost from the :class:`Budget` of the render.
-
-        The cost grows with the length of the arguments, because a test may have to read each argument to the end.
-        """
-
+        # The cost grows with the length of the arguments, because a test may have to read each argument to the end.
         def counted(*args: Any) -> Any:
             for value in args:
                 spend_scan(self.budget, value)
@@ -170,11 +157,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CountingFormatter(SandboxedFormatter):
-    """The formatter of ``str.format`` in templates.
-
-    For each formatted value, the number of characters is subtracted from the :class:`Budget` of the render. A format
-    with a large width, such as ``{:9999}``, raises SecurityError.
-    """
+    """The formatter of ``str.format`` in templates."""
 
     _env: LimitedEnvironment
 
@@ -231,10 +214,6 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 @pass_context
 def _container(context: Any, value: Any) -> Any:
-    """Return a container unchanged, and subtract its cost from the :class:`Budget` of the render.
-
-    The cost is one step for each value in the container, including the values in inner containers.
-    """
     budget = context.environment.budget
     budget.spend(budget.nodes_of(value))
     return value
@@ -248,7 +227,6 @@ def _scanned(context: Any, value: Any) -> Any:
 
 @pass_context
 def _output(context: Any, value: Any) -> str:
-    """Return ``value`` as text. Subtract the length of the text from the :class:`Budget` of the render."""
     budget = context.environment.budget
     budget.spend(1, len(value) if isinstance(value, str) else size_of(value, budget.limit_characters))
     return str(value)
@@ -259,10 +237,6 @@ def _steps_of(node: nodes.Node) -> int:
 
 
 def _count_in(node: nodes.Node) -> None:
-    """Wrap operations below ``node`` in filters, in place.
-
-    Each filter subtracts the cost of one operation from the :class:`Budget` of the render.
-    """
     for name, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             _count_in(value)
@@ -281,11 +255,6 @@ def _count_in(node: nodes.Node) -> None:
 
 
 def _counting(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` wrapped in a filter. The filter subtracts the cost of ``node`` from the render's :class:`Budget`.
-
-    Only concatenations, text of the template, and literal lists, tuples and dictionaries are wrapped. A node of any
-    other kind is returned unchanged.
-    """
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
     if isinstance(node, nodes.TemplateData):
@@ -302,7 +271,7 @@ def _filtered(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks the assistant's text. The marks do not change the rendered text."""
+    """The block ``{% generation %}``, which marks the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -321,7 +290,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """A namespace of a template. Names that begin with an underscore raise SecurityError."""
+    """A namespace of a template."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # no parameter is named self, so a template can use this name
         self, *rest = args
@@ -362,7 +331,6 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON, without the escapes for web pages that jinja2's own filter adds."""
     budget = context.environment.budget
     width = indent if isinstance(indent, int) else len(indent or "")
     width = max(0, width) + sum(map(len, separators or ()))

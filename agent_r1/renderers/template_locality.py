@@ -95,10 +95,7 @@ def find_locality(template: nodes.Template) -> Locality | None:
 
 
 def lacks_one_part(short: str, whole: str) -> bool:
-    """Return whether the text ``short`` results if one part is removed from the text ``whole``.
-
-    Example: "abef" results if "cd" is removed from "abcdef".
-    """
+    """Return whether the text ``short`` results if one part is removed from the text ``whole``."""
     lengths = range(len(short) + 1)
     same = bisect_left(lengths, True, key=lambda length: not whole.startswith(short[:length])) - 1
     return len(short) <= len(whole) and whole.endswith(short[same:])
@@ -127,21 +124,7 @@ class _Place:
 
 
 class _Proof:
-    """A proof that a chat template is local. The proof visits the template node by node.
-
-    A template is local if the text of a message can depend on only a few other messages: the first messages of the
-    conversation, and neighbors of the message. The ending, which is the text after the last message, may also depend on
-    the last messages. Methods raise _NotLocal if a node prevents the proof.
-
-    Attributes:
-        first: 1 + the largest n in expressions such as ``messages[n]`` and ``loop.index0 == n`` of the template; at
-            least 1.
-        near: the largest n in the expressions ``messages[loop.index0 + n]`` and ``messages[loop.index0 - n]``, and in
-            ``messages[-n]`` of the ending; at least 1.
-        shift: the sum of all n in the slices ``messages[n:]`` of the template. The sum is the largest possible shift of
-            the indices, because a slice can be sliced again.
-        is_after_loop: whether the loop over the messages has been checked.
-    """
+    """A proof that a chat template is local."""
 
     def __init__(self) -> None:
         self.first, self.near, self.shift, self.is_after_loop = 1, 1, 0, False
@@ -240,16 +223,6 @@ class _Proof:
                 self._visit_all(node.iter_child_nodes(), place)
 
     def _read(self, index: nodes.Node, place: _Place, in_loop: bool) -> None:
-        """Check the index in the expression ``messages[index]`` of a template. Update :attr:`first` or :attr:`near`.
-
-        Three kinds of index are valid:
-
-        - a number such as 2, at any place of the template;
-        - an offset such as ``loop.index0 + 1``, in the loop over the messages;
-        - a negative number such as -1, after the loop over the messages.
-
-        Raise _NotLocal for an index of any other kind.
-        """
         match index, _offset(index):
             case nodes.Const(value=int(value)), _:
                 self.first = max(self.first, value + 1)
@@ -263,7 +236,6 @@ class _Proof:
                 raise _NotLocal
 
     def _start(self, node: nodes.Node) -> int | None:
-        """Return n for the expression ``messages[n:]``, 0 for ``messages``, and None for any other expression."""
         match node:
             case nodes.Name(name=name) if name in self._conversations:
                 return 0
@@ -290,21 +262,13 @@ def _has_iterator(node: nodes.Node) -> bool:
 
 
 def _iterated(node: nodes.Node) -> nodes.Node:
-    """Return ``node`` without its outer filters, such as ``reverse``.
-
-    A filter is removed if its name is in ``_ITERATORS`` and is not "map". The removal begins with the outermost filter,
-    and ends at the first filter that is not removed.
-
-    Example:
-        For the node ``tools | reverse``, return the node ``tools``.
-    """
     while isinstance(node, nodes.Filter) and node.name in _ITERATORS - {"map"} and node.node is not None:
         node = node.node
     return node
 
 
 def _offset(node: nodes.Node) -> int | None:
-    """Return n if an expression equals ``loop.index0 + n``, otherwise None. For ``loop.index``, n is 1."""
+    # Return n if an expression equals ``loop.index0 + n``, otherwise None.
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index" as attribute):
             return int(attribute == "index")
@@ -316,7 +280,6 @@ def _offset(node: nodes.Node) -> int | None:
 
 
 def _is_first(node: nodes.Node) -> bool:
-    """Return whether a condition, such as ``loop.first``, is certainly true for the first message."""
     match node:
         case nodes.Getattr(node=nodes.Name(name="loop"), attr="first"):
             return True

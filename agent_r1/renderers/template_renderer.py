@@ -8,36 +8,145 @@ next turn starts a new branch of the trajectory.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import StopCondition
-from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolSpec
 from agent_r1.renderers.chat_template import apply_chat_template, chat_template
-from agent_r1.renderers.formats.hermes import Hermes
+from agent_r1.renderers.formats.json_formats import Hermes
 from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
 from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
 from agent_r1.renderers.images import PromptEncoder
-from agent_r1.renderers.probes import (
-    MARKER,
-    PROBE_TOOL,
-    TemplateBehavior,
-    comparable,
-    find_result_tags,
-    find_turn_ends,
-    probe_message,
-)
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
-from agent_r1.renderers.special_tokens import break_tokens, break_tokens_in_tool, special_tokens
-from agent_r1.renderers.stop_strings import GrowingText, StopStringMatcher
+from agent_r1.renderers.special_tokens import (
+    break_tokens,
+    break_tokens_in_tool,
+    first_token_in,
+    special_tokens,
+    token_at_end,
+)
 from agent_r1.renderers.template_locality import lacks_one_part
+from agent_r1.renderers.text_decoding import GrowingText, StopStringMatcher
+
+MARKER = "AGENTR1MARK"
+"""A text that occurs in no usual chat template. Test messages contain this text, so that it can be found."""
+
+PROBE_TOOL = ToolSpec(
+    "probe_search",
+    "Look something up.",
+    {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateBehavior:
+    """The behavior of a chat template when a message is added after an action.
+
+    Attributes:
+        kind: "append" if the earlier text stays unchanged; "rewrite" if the template changes earlier text;
+            "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
+        reason: an explanation of ``kind`` for users.
+    """
+
+    kind: Literal["append", "rewrite", "unsupported"]
+    reason: str
+
+
+def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
+    return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
+
+
+def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_reasoning: bool) -> Message:
+    """Return the assistant's message for a test conversation, which shows how a chat template behaves.
+
+    Args:
+        boundary: the role of the next message: "tool" if the assistant makes a call, "user" if the assistant answers.
+        thinking: whether the assistant's message has reasoning.
+        renders_reasoning: whether the template renders reasoning. If not, the reasoning becomes part of the text.
+    """
+    reasoning = "I see." if thinking and renders_reasoning else None
+    inline = "<think>\nI see.\n</think>\n\n" if thinking and not renders_reasoning else ""
+    if boundary == "user":
+        return Message.assistant(inline + "A page.", (), reasoning)
+    return probe_call("there", inline, reasoning)
+
+
+def comparable(message: Message) -> tuple[object, ...]:
+    """Return (calls, reasoning, text) of a message, without the ids of calls and the spaces around the text."""
+    calls = [(call.name, call.arguments) for call in message.calls]
+    return calls, message.reasoning or "", message.text.strip()
+
+
+class RenderText(Protocol):
+    """A function that renders a conversation as text. Raises UnsupportedChat if the conversation cannot be rendered."""
+
+    def __call__(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = False
+    ) -> str: ...
+
+
+def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
+    """Return the special tokens that the template writes after an answer and after a call.
+
+    If the tokens are equal, or no token follows a call, return a single token. ``special`` are the texts of the
+    tokenizer's special tokens.
+
+    Raises:
+        UnsupportedChat: the template writes no special token after an answer.
+    """
+    question, answer = Message.user("question"), Message.assistant(MARKER)
+    end = token_at_end(_after_marker(render((question, answer))), special)
+    if end is None:
+        followed = render((question, answer, question), add_generation_prompt=True)
+        end = first_token_in(_after_marker(followed), special)
+    if end is None:
+        raise UnsupportedChat(
+            "the chat template writes no special token after an assistant turn, so a turn has no end; "
+            "supply a template that ends turns (as <|im_end|> does)"
+        )
+    return tuple(dict.fromkeys(filter(None, (end, _find_call_end(render, special)))))
+
+
+def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
+    messages = (Message.user("question"), probe_call(MARKER))
+    try:
+        alone = _after_marker(render(messages, (PROBE_TOOL,)))
+        if end := token_at_end(alone, special):
+            return end
+        result = Message.tool("A page.", "call_0_0")
+        followed = _after_marker(render((*messages, result), (PROBE_TOOL,), add_generation_prompt=True))
+    except UnsupportedChat:
+        return None
+    return first_token_in(followed.removeprefix(alone.rstrip()), special)
+
+
+def find_result_tags(render: RenderText) -> tuple[str, ...]:
+    """Return the two tags that a chat template writes around a tool result; () if there are none.
+
+    Example:
+        ("<tool_response>", "</tool_response>")
+    """
+    messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
+    try:
+        text = render(messages, (PROBE_TOOL,))
+    except UnsupportedChat:
+        return ()
+    found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
+    return found.groups() if found else ()
+
+
+def _after_marker(text: str) -> str:
+    return text.rpartition(MARKER)[2]
+
 
 Messages = tuple[Message, ...]
 
@@ -205,7 +314,6 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools,
     ) -> RenderedPrompt | None:
-        """Return the result of :meth:`bridge_to_next_turn`. The argument ``before`` is the text of the prompt."""
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
@@ -235,10 +343,6 @@ class TemplateRenderer:
         return self._encoder.prompt(marked, bridge.removeprefix(sampled_end or beyond), observation, messages)
 
     def _is_written(self, wording: str, rest: str) -> bool:
-        """Return whether the template wrote the action as ``wording``, followed directly by the end of the turn.
-
-        ``rest`` is the text that the template wrote after the prompt.
-        """
         return rest.startswith(wording) and rest.startswith(self._breaks, len(wording))
 
     # ---- tokens to messages
@@ -291,18 +395,9 @@ class TemplateRenderer:
         return self._decode(tuple(ids))
 
     def _split_reasoning(self, text: str, opened: bool) -> tuple[str | None, str]:
-        """Divide the text of an action. Return (reasoning, rest), or (None, text) if the text has no reasoning.
-
-        ``opened`` says whether the text begins inside the reasoning. If ``opened`` is False and the template renders no
-        reasoning, the result is always (None, text).
-        """
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:
-        """Return, for each length n, the index of the token that completes the first n characters of the text.
-
-        The text is the text of ``ids``. Example: for the tokens "ab", "c" and "de", the lengths (2, 4) give (0, 2).
-        """
         total = len(self.decode(ids))
 
         @cache
@@ -348,11 +443,6 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
-        """Return the tokens that the template writes for the test action ``probe``.
-
-        ``text`` is a rendered conversation: the prompt, ``probe`` and possibly more messages. Return None if ``text``
-        does not begin with the prompt, or if parsing the tokens does not give ``probe``.
-        """
         appended = text.startswith(prompt.text)
         # if the prompt ends with <think>, this tag may be missing in the text
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)

@@ -3,8 +3,3 @@
 This package does not import its modules ``open``, ``tool`` and ``server``, which load numpy or torch. A caller imports
 them by their full names, such as ``agent_r1.retrieval.tool``.
 """
-
-from agent_r1.retrieval.passages import Passage, read_corpus
-from agent_r1.retrieval.retriever import RetrievalError, Retriever
-
-__all__ = ["Passage", "RetrievalError", "Retriever", "read_corpus"]

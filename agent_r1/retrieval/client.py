@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.redaction import redact_url
-from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import MAX_QUERIES, BatchResponse, Health
-from agent_r1.retrieval.retriever import TOP_K, Found, RetrievalError
+from agent_r1.retrieval.retriever import TOP_K, Found, Passage, RetrievalError
 
 SECONDS = 10.0
 """The time limit of one request, in seconds."""
@@ -51,11 +50,7 @@ class RemoteRetriever:
         return found
 
     def health(self) -> Health:
-        """Return the number of passages on the server, and the server's kind of search.
-
-        Raises RetrievalError if no server answers, or if the answer is not from a retrieval server. Raises AgentR1Error
-        if the answer has a status 4xx.
-        """
+        """Return the number of passages on the server, and the server's kind of search."""
         try:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
         except ValidationError as error:
@@ -101,5 +96,5 @@ def open_remote(address: str) -> RemoteRetriever:
 
 
 def _valid(query: str) -> str:
-    """Return the query with ``?`` instead of lone surrogates, which a model can write but UTF-8 cannot encode."""
+    # Return the query with ``?`` instead of lone surrogates, which a model can write but UTF-8 cannot encode.
     return query.encode("utf-8", "replace").decode("utf-8")

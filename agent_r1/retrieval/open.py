@@ -10,11 +10,9 @@ from weakref import WeakValueDictionary
 from agent_r1.config import read_toml, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import has_redacted, redact_url
-from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import open_remote
 from agent_r1.retrieval.config import IndexConfig, SearchConfig, check
-from agent_r1.retrieval.passages import Passage, read_corpus
-from agent_r1.retrieval.retriever import Retriever
+from agent_r1.retrieval.retriever import BM25Index, Passage, Retriever, read_corpus
 
 ADDRESSES = ("http://", "https://")
 

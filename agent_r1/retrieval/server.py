@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -22,7 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.config import RetrieverConfig, check
+from agent_r1.retrieval.open import build_index
 from agent_r1.retrieval.protocol import (
     MAX_BODY,
     BatchRequest,
@@ -33,7 +35,7 @@ from agent_r1.retrieval.protocol import (
     SearchRequest,
     SearchResponse,
 )
-from agent_r1.retrieval.retriever import Found, Retriever
+from agent_r1.retrieval.retriever import Found, Passage, Retriever, read_corpus
 from agent_r1.web import LimitedHeadersProtocol, RefusedBody, ThreadedServer, listen, read_body
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -102,11 +104,6 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
 
 
 def _answering(handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that sends the result of ``handler`` as JSON.
-
-    After an error, the endpoint sends an error status, and one line of text in JSON.
-    """
-
     async def endpoint(request: Request) -> Response:
         try:
             return JSONResponse((await handler(request)).model_dump(mode="python"))
@@ -198,3 +195,22 @@ def _default_hosts(host: str) -> tuple[str, ...]:
     except ValueError:
         loopback = False
     return ("localhost", "127.0.0.1", "[::1]", host) if loopback else ("*",)
+
+
+def serve(config: RetrieverConfig, on_started: Callable[[str, Health], None]) -> None:
+    """Run the retrieval server until SIGTERM or SIGINT arrives, then answer the requests in progress.
+
+    ``on_started(address, health)`` is called when the server listens. Raises InvalidInput if ``config`` cannot be used.
+    """
+    check(config)
+    if config.encoder:
+        import torch  # a BM25 server does not need torch
+
+        torch.set_num_threads(config.threads)
+    passages = read_corpus(config.corpus)
+    health = Health(status="ok", passages=len(passages), search=config.encoder or "bm25")
+    server = RetrievalServer(build_index(config, passages), health, config.host, config.port, config.allowed_hosts)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: server.stop())
+    on_started(server.url, health)
+    server.run()

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.retrieval.passages import Passage
-from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
+from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 

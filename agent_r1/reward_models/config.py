@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agent_r1.core.weights import Dtype
+from agent_r1.core.inference import Dtype
 
 Kind = Literal["trajectory", "turns", "implicit"]
 

@@ -14,13 +14,12 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.config import read_toml, resolve
-from agent_r1.core.credentials import read_credential
-from agent_r1.core.errors import InvalidInput, shorten
+from agent_r1.core.errors import InvalidInput, read_credential, shorten
+from agent_r1.core.files import atomic_write
 from agent_r1.core.messages import Message, parts_text
 from agent_r1.core.redaction import REDACTED, redact, redact_url
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scores, Trajectory, Unscored
-from agent_r1.store.atomic_fs import atomic_write
 
 MAX_ANSWER = 1_000_000
 """The maximum size of a judge's answer, in bytes."""

@@ -47,10 +47,6 @@ class RewardModelScorer:
         return [self._of_turns(one, turns) for one, (_, turns) in zip(trajectories, scores, strict=True)]
 
     def _of_turns(self, trajectory: Trajectory, scores: tuple[float, ...]) -> tuple[float, ...]:
-        """Return the reward of each turn; 0 for a turn without action tokens.
-
-        ``scores`` has no entries for such turns.
-        """
         values = scores
         if self.model.kind == "turns":
             values = _rises(map(self.model.prediction, scores))
@@ -61,7 +57,6 @@ class RewardModelScorer:
 
 
 def _rises(values: Iterable[float]) -> tuple[float, ...]:
-    """Return the differences (V_1, V_2 - V_1, V_3 - V_2, ..) of the values (V_1, V_2, V_3, ..)."""
     return tuple(after - before for before, after in pairwise((0.0, *values)))
 
 

@@ -16,25 +16,34 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.device import choose_device
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.model.value_head import build_value_model
-from agent_r1.model.weights import MixedPrecision, cast_parameters, mixed_precision
+from agent_r1.model.weights import MixedPrecision, cast_parameters, choose_device, mixed_precision
 from agent_r1.reward_models.config import RewardModelConfig
-from agent_r1.reward_models.evaluation import BASELINES, Evaluation, auc, evaluate_scores
-from agent_r1.reward_models.folder import save_reward_model
-from agent_r1.reward_models.network import HeadNetwork, ImplicitNetwork, RewardModel, backward, find_sharing, trace_loss
-from agent_r1.reward_models.traces import (
+from agent_r1.reward_models.evaluation import (
+    BASELINES,
+    Evaluation,
     Trace,
     TraceSplit,
+    auc,
     batches,
     draw_traces,
+    evaluate_scores,
     pack_traces,
     read_traces,
     split_by_task,
     with_contrast,
 )
-from agent_r1.store import RunReader
+from agent_r1.reward_models.network import (
+    HeadNetwork,
+    ImplicitNetwork,
+    RewardModel,
+    backward,
+    find_sharing,
+    save_reward_model,
+    trace_loss,
+)
+from agent_r1.store.reader import RunReader
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
 from agent_r1.trainer.protocol import CRITIC
 
@@ -96,10 +105,6 @@ def _require_new_folder(out: Path) -> None:
 
 
 def _find_model(runs: Sequence[Path], config: RewardModelConfig) -> tuple[str, PreTrainedTokenizerBase]:
-    """Return the name of the model to start from, and its tokenizer.
-
-    Raise InvalidInput if the vocabulary of this model differs from the vocabulary of a run's model.
-    """
     used: list[str] = []
     for run in runs:
         with closing(RunReader(run)) as reader:
@@ -122,11 +127,6 @@ def _require_both_outcomes(split: TraceSplit, config: RewardModelConfig) -> None
 
 
 def _build(model: PreTrainedModel, config: RewardModelConfig) -> tuple[RewardModel, RewardModel, MixedPrecision[Any]]:
-    """Return two reward models, and the MixedPrecision that holds the trained weights of both.
-
-    The first reward model has the weights in float32, and is saved. The second reward model computes in
-    ``config.dtype``, and is used for training and evaluation.
-    """
     if config.kind != "implicit":
         head = mixed_precision(build_value_model(model), config.dtype, keep=("head",))
         sharing = find_sharing(head.compute.backbone)
@@ -148,10 +148,6 @@ def _fit(
     config: RewardModelConfig,
     say: Callable[[str], None],
 ) -> tuple[float, ...]:
-    """Train a reward model on ``traces``, and return the mean loss of each epoch.
-
-    The optimizer changes the float32 weights in ``weights``. After each step, ``model`` gets the new weights.
-    """
     groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
     optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
     # Attempts of a group begin alike: in one batch, the tokens that they share are computed once.
@@ -180,7 +176,6 @@ def _fit(
 
 
 def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModelConfig) -> float:
-    """Return the loss of a batch. Add the gradient of the loss to the ``grad`` of the weights."""
     packed = pack_traces([trace.trajectory for trace in batch])
     is_number = config.loss == "regression" or config.loss == "pairs"
     aims = [trace.target if is_number else float(trace.target > config.success) for trace in batch]
@@ -190,11 +185,6 @@ def _train_batch(model: RewardModel, batch: Sequence[Trace], config: RewardModel
 
 
 def _evaluate(model: RewardModel, split: TraceSplit, config: RewardModelConfig) -> Evaluation:
-    """Return the evaluation of ``model`` on the held-out traces, together with an evaluation of simple baselines.
-
-    A baseline scores an attempt without a model, for example by the number of tokens. If the scores of a baseline are
-    usually larger for failures than for successes of the training traces, the scores are negated.
-    """
     trajectories = [trace.trajectory for trace in split.held_out]
     successes = [trace.target > config.success for trace in split.held_out]
     predictions: list[float] = []

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.tools import INVALID_CALL_KINDS
+from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -82,7 +82,7 @@ def final_text(trajectory: Trajectory) -> str | None:
 def calls_are_valid(trajectory: Trajectory) -> bool:
     """Return whether every tool call could be parsed, was a call of a known tool, and had valid arguments.
 
-    A valid call can fail in the tool. If a call of the last turn was not run, only its syntax is checked.
+    If a call of the last turn was not run, only its syntax is checked.
     """
     turns = trajectory.env_turns
     is_malformed = any(call.error is not None for turn in turns for call in turn.action.message.calls)
@@ -98,33 +98,18 @@ def gold_answers(task: Task) -> Sequence[str]:
 
 
 def extract_answer(text: str) -> str | None:
-    """Return the content of the last complete ``<answer>...</answer>``; None if there is none or it is blank.
-
-    Example:
-        >>> extract_answer("<answer>Rome</answer> no, <answer> Oslo </answer>")
-        'Oslo'
-    """
+    """Return the content of the last complete ``<answer>...</answer>``; None if there is none or it is blank."""
     answers = _ANSWER.findall(text)
     return answers[-1].strip() or None if answers else None
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces.
-
-    Example:
-        >>> normalize("The  Beatles' album, a classic!")
-        'beatles album classic'
-    """
+    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the normalized prediction equals a normalized gold answer, else 0.0.
-
-    Example:
-        >>> exact_match_score("the Eiffel Tower.", ["Eiffel tower", "La tour Eiffel"])
-        1.0
-    """
+    """Return 1.0 if the normalized prediction equals a normalized gold answer, else 0.0."""
     return float(normalize(prediction) in map(normalize, answers))
 
 
@@ -151,14 +136,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
 
 
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0. Whole words are compared.
-
-    The first release of Agent-R1 compared characters, so its scores are slightly higher.
-
-    Example:
-        >>> sub_match_score("It is in Paris, France", ["Paris"]), sub_match_score("unknown", ["no"])
-        (1.0, 0.0)
-    """
+    """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0. Whole words are compared."""
     return float(any(_contains(normalize(prediction), normalize(answer)) for answer in answers))
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
+from statistics import fmean
 from typing import Any, assert_never
 
 from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import child_task
-from agent_r1.core.trajectory import RewardValue, Scores, Trajectory, Unscored
-from agent_r1.sandbox import sandbox_level
+from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Unscored
+from agent_r1.rewards.answers import calls_are_valid, final_answer, normalize
+from agent_r1.sandbox.sandbox import sandbox_level
 from agent_r1.tools.execution import (
     DEFAULT_TIMEOUT,
     CallFailure,
@@ -104,7 +109,6 @@ def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, Rewar
 
 
 def _score(value: object) -> float | tuple[float, ...] | Unscored:
-    """Return a reward as a float, or a tuple of rewards as a tuple of floats; Unscored if a number is not finite."""
     scores: list[float] = []
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, Unscored):
@@ -119,3 +123,81 @@ def _score(value: object) -> float | tuple[float, ...] | Unscored:
             return Unscored(f"it is {score}")
         scores.append(score)
     return tuple(scores) if isinstance(value, tuple) else scores[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledScorer:
+    """A scorer that shuffles the rewards of ``scorer`` among the attempts at a task.
+
+    A policy can learn nothing from shuffled rewards. The mean and the spread of the rewards in a group stay the same. A
+    reward with one number per turn first becomes the sum of its numbers.
+
+    If attempt A gets one reward of attempt B, attempt A gets all rewards of attempt B. This includes the rewards from
+    other shuffled scorers.
+
+    Example:
+        ShuffledScorer(FunctionScorer({"em": exact_match}))
+    """
+
+    scorer: Scorer
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        scores = await self.scorer.score(group, task)
+        order = list(range(len(scores)))
+        if group:
+            random.Random(f"{group[0].attempt.sort_key} {task.id}").shuffle(order)
+        return tuple({name: _total(value) for name, value in scores[index].items()} for index in order)
+
+
+def _total(value: RewardValue | Unscored) -> RewardValue | Unscored:
+    return sum(value) if isinstance(value, tuple) else value
+
+
+def calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls in the attempt."""
+    return float(sum(len(turn.action.message.calls) for turn in trajectory.env_turns))
+
+
+def repeated_calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls that repeat an earlier call of the attempt: same tool, same arguments."""
+    made = [
+        (call.name, call.raw if call.arguments is None else json.dumps(call.arguments, sort_keys=True, default=str))
+        for turn in trajectory.env_turns
+        for call in turn.action.message.calls
+    ]
+    return float(len(made) - len(set(made)))
+
+
+def failed_calls(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tool calls that failed, because of an error of the agent or of the tool."""
+    return float(sum(not result.ok for turn in trajectory.env_turns for result in turn.results))
+
+
+def tokens(trajectory: Trajectory, task: Task) -> float:
+    """Return the number of tokens that the policy sampled in the attempt."""
+    return float(sum(len(turn.action_ids) for turn in trajectory.turns))
+
+
+def logprob(trajectory: Trajectory, task: Task) -> float:
+    """Return the mean log-probability with which the policy sampled its tokens, or 0.0 if there is no token."""
+    values = [value for turn in trajectory.turns for value in turn.logprobs]
+    return fmean(values) if values else 0.0
+
+
+def format(trajectory: Trajectory, task: Task) -> float:
+    """Return 1.0 if the attempt gives a final answer and no tool call is invalid; otherwise 0.0."""
+    return float(final_answer(trajectory) is not None and calls_are_valid(trajectory))
+
+
+def grounded(trajectory: Trajectory, task: Task) -> float:
+    """Return 1.0 if the normalized final answer occurs in the result of a tool call of the attempt, otherwise 0.0."""
+    answer = normalize(final_answer(trajectory) or "")
+    results = (result for turn in trajectory.env_turns for result in turn.results)
+    texts = (normalize(" ".join(part.text for part in result.parts if isinstance(part, Text))) for result in results)
+    return float(bool(answer) and any(f" {answer} " in f" {text} " for text in texts))
+
+
+TERMS: Mapping[str, RewardFunction] = {
+    function.__name__: function for function in (calls, repeated_calls, failed_calls, tokens, logprob, format, grounded)
+}
+"""The rewards of this module by name, for the option ``--extra_rewards.NAME``."""

@@ -12,17 +12,15 @@ import logging
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status, Trajectory, TurnKind
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, TurnKind
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
-from agent_r1.rollout.session import Session, close_quietly
-from agent_r1.rollout.session_values import SessionPrompt, Stopped
+from agent_r1.rollout.session import Session, SessionPrompt, Stopped, close_quietly
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.tools.execution import run_detached
 
@@ -132,7 +130,6 @@ class _AgentRollout:
     reason: str | None = None
 
     async def run(self) -> None:
-        """Repeat prompt -> action -> transition until the environment ends the episode."""
         with isolate(_environment_failed):
             with self.agent.profiler.measure(Part.TOOLS):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
@@ -161,10 +158,7 @@ class _AgentRollout:
         return result
 
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
-        """Return the prompt for the next action, after ``action`` and ``observation``.
-
-        The result continues ``prompt``, unless the context policy rewrites the context.
-        """
+        # The result continues ``prompt``, unless the context policy rewrites the context.
         policy, session = self.agent.context_policy, self.session
         self.history = self.history.append(action.message, observation)
         before = (*prompt.messages, action.message)
@@ -188,12 +182,6 @@ class _AgentRollout:
             return prompt
 
     def _summary_prompt(self, before: Messages, observation: Messages, request: Message) -> SessionPrompt | None:
-        """Return a prompt that asks the policy for a summary, or None if every possible prompt is too long.
-
-        The first prompt that is tried holds the whole history: the messages in ``before``, which end with the last
-        action, and the messages in ``observation``. The next prompts hold the shorter histories that the context policy
-        proposes. Each prompt ends with ``request``.
-        """
         prompt = self.session.prompt((*before, *with_request(observation, request)), self.env.tools)
         if self.session.fits(prompt):
             return prompt
@@ -204,10 +192,6 @@ class _AgentRollout:
         return next(filter(self.session.fits, shorter), None)
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
-        """Sample a summary from the policy, and replace the exchanges of the history by the text of the summary.
-
-        If the summary has no text, the history does not change.
-        """
         action = await self._sample(prompt, "summary")
         self.session.observe(Transition(()))
         if notes := self.agent.renderer.spoken_text(action, self.env.tools):

@@ -7,12 +7,21 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import STATUS_POLICY, Group, RewardValue, Scorer, Scores, Status, Trajectory, Unscored
+from agent_r1.core.trajectory import (
+    STATUS_POLICY,
+    AttemptId,
+    Group,
+    RewardValue,
+    Scorer,
+    Scores,
+    Status,
+    Trajectory,
+    Unscored,
+)
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
 from agent_r1.rollout.user_code import isolate, validate_rewards
 from agent_r1.tools.execution import run_detached
@@ -135,12 +144,6 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
-        """Make an attempt, and repeat it after a failure. Return the trajectories of all attempts, in order.
-
-        An attempt is repeated if ``STATUS_POLICY`` maps its status to "retry", at most ``retries`` times. The event
-        AttemptFinished is recorded here for each attempt except the last one. The caller scores the last attempt, and
-        then records its AttemptFinished.
-        """
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
             await asyncio.sleep(self._limits.retry_seconds * 2**id.retry)
@@ -174,10 +177,7 @@ class Collector:
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 
     async def _score(self, trajectories: Sequence[Trajectory], task: Task) -> tuple[Trajectory, ...]:
-        """Return ``trajectories`` with rewards for all trajectories that can be trained on.
-
-        A trajectory whose rewards cannot be computed gets the status REWARD_FAILED.
-        """
+        # A trajectory whose rewards cannot be computed gets the status REWARD_FAILED.
         scorable = tuple(trajectory for trajectory in trajectories if STATUS_POLICY[trajectory.status] == "train")
         if not scorable:
             return tuple(trajectories)
@@ -210,15 +210,6 @@ class _UserCodeFailure(Exception):
 
 
 def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
-    """Return the trajectory with the rewards ``scores``, or with the status REWARD_FAILED if the rewards are invalid.
-
-    Rewards are invalid in three cases:
-
-    - A value is not valid (:func:`~agent_r1.rollout.user_code.validate_rewards`).
-    - A name is used for rewards of two levels. The levels are call, turn and trajectory.
-    - A reward is a tuple of the wrong length. It must have one number for each turn, or one number for each turn that
-      is not a summary.
-    """
     try:
         with isolate(_UserCodeFailure):  # the conversion of a number can call user code too
             rewards = validate_rewards(scores)
@@ -240,3 +231,79 @@ def _with_rewards(trajectory: Trajectory, scores: Scores) -> Trajectory:
             reason = f"reward {name} has {len(reward)} numbers for {len(trajectory.turns)} turns"
             return replace(trajectory, status=Status.REWARD_FAILED, reason=reason)
     return replace(trajectory, rewards=rewards, reason=unscored or trajectory.reason)
+
+
+class StalenessController:
+    """A controller that decides when groups start, so that the staleness of each attempt is at most ``max_staleness``.
+
+    The staleness of an attempt is the number of optimizer steps between its oldest token and the step that trains on
+    the attempt. If ``max_staleness`` is 0, training is synchronous.
+
+    Groups are numbered from 0, and each step takes the next groups in this order. A step takes ``groups_per_step``
+    groups. If the algorithm's filters keep no attempt of a group, the step takes one more group (dynamic sampling:
+    DAPO, arXiv:2503.14476), but at most ``(1 + refill) * groups_per_step`` groups in total. ``groups_wanted`` is the
+    number of groups that the current step takes, as far as known now.
+
+    A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
+    steps, takes the group. So each group that starts is taken by a step.
+
+    Example: a run has 4 groups per step, ``max_staleness`` 0 and ``refill`` 1. Groups 0 to 3 start immediately. If
+    the filters keep no attempt of group 2, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.
+
+    Args:
+        steps: the number of optimizer steps that remain.
+        groups_per_step: the number of groups that a step takes if the filters keep an attempt of each.
+        refill: a step takes at most ``refill * groups_per_step`` additional groups.
+        taken: the number of groups that the run used before it was resumed.
+        version: the version of the weights that the engine serves.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        groups_per_step: int,
+        *,
+        max_staleness: int = 0,
+        refill: int = 0,
+        taken: int = 0,
+        version: int = 0,
+    ) -> None:
+        self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
+        self._max_groups = groups_per_step * (1 + refill)
+        self._steps_left = steps
+        self._taken = taken
+        self._wanted = groups_per_step
+        self._version = version
+        self._changed = asyncio.Condition()
+
+    @property
+    def groups_wanted(self) -> int:
+        return self._wanted
+
+    async def acquire(self, request: GroupRequest) -> int:
+        """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
+
+        If the run needs no more groups, the call never returns and has to be cancelled.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
+        return self._version
+
+    def _certain_groups(self) -> int:
+        ahead = min(self._max_staleness, self._steps_left - 1)  # -1 after the last step, so that no group starts
+        return self._taken + self._wanted + ahead * self._groups_per_step
+
+    async def request_refill(self) -> None:
+        """Let the current step take one more group. Call this method if a group of the step had no training signal."""
+        async with self._changed:
+            self._wanted = min(self._wanted + 1, self._max_groups)
+            self._changed.notify_all()
+
+    async def on_step_end(self, version: int) -> None:
+        """Begin the next step. From now on, the engine samples with the weights of version ``version``."""
+        async with self._changed:
+            self._taken += self._wanted
+            self._wanted = self._groups_per_step
+            self._steps_left -= 1
+            self._version = version
+            self._changed.notify_all()

@@ -25,7 +25,7 @@ Messages = tuple[Message, ...]
 class Exchange:
     """An action of the policy, and the messages of the observation that followed the action.
 
-    Not the protocol :class:`agent_r1.gateway.dialect.Exchange`.
+    Not the protocol :class:`agent_r1.gateway.chat.Exchange`.
     """
 
     action: Message
@@ -54,10 +54,7 @@ class History:
         return self.with_exchanges(self.exchanges)
 
     def with_exchanges(self, exchanges: Sequence[Exchange]) -> Messages:
-        """Return the opening messages, followed by the messages of ``exchanges``.
-
-        The last opening message of the user also shows the text of the last summary, if there is a summary.
-        """
+        """Return the opening messages, followed by the messages of ``exchanges``."""
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 
@@ -87,10 +84,7 @@ class ContextPolicy(ABC):
         """
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
-        """Return a message that asks the model to summarize the history, or None if no summary is needed.
-
-        ``fits`` says whether the whole history leaves room for an action.
-        """
+        """Return a message that asks the model to summarize the history, or None if no summary is needed."""
         return None
 
 
@@ -231,11 +225,7 @@ def with_notes(start: Messages, notes: str) -> Messages:
 
 
 def with_request(messages: Messages, request: Message) -> Messages:
-    """Return the messages with a user's request at the end.
-
-    Some chat templates refuse two adjacent user messages. So if the last message is a user message, the request is
-    added to this message.
-    """
+    """Return the messages with a user's request at the end."""
     if messages and messages[-1].role == "user":
         return (*messages[:-1], _with_text(messages[-1], request.text))
     return (*messages, request)

@@ -26,12 +26,9 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    The score of a player becomes the only reward of the player's trajectory. The name of the reward is "return". A
-    player's episode begins with ``task.messages`` and the game's first question to the player. If the game asks a
-    player no question, the player has a score but no turns.
-
-    If the game fails or takes more than ``seconds`` seconds, no trajectory has a reward, and each trajectory whose
-    status allows training gets the status REWARD_FAILED.
+    If the game asks a player no question, the player has a score but no turns. If the game fails or takes more than
+    ``seconds`` seconds, no trajectory has a reward, and each trajectory whose status allows training gets the status
+    REWARD_FAILED.
 
     Args:
         game: asks the players questions, and returns their scores.
@@ -62,7 +59,6 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
-    """Return ``trajectory``. If the game asked the player nothing, the status ENVIRONMENT_FAILED becomes COMPLETED."""
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
-from agent_r1.core.inference import Capabilities, Completion, Prompt, SamplingParams
+from agent_r1.core.events import Event
+from agent_r1.core.inference import Capabilities, Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.reference_solution import Responder
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Trajectory
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.taskset import Responder
+from agent_r1.core.trajectory import AttemptId, Trajectory
 from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.collector import GroupRequest
 from agent_r1.rollout.scripted_engine import completion_of
 from agent_r1.rollout.user_code import validate_messages, validate_transition
 
@@ -85,8 +85,17 @@ class _ScriptedEpisode:
         return completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Return the version of the update. A scripted agent has no weights."""
         return update.version
 
     async def release(self, session_id: str) -> None:
         """Do nothing, because a session uses no resources."""
+
+
+class NullRecorder:
+    async def record(self, *events: Event) -> None:
+        return None
+
+
+async def no_gate(request: GroupRequest) -> int:
+    """Return the version of the weights, without waiting: always 0, because weights do not change outside of a run."""
+    return 0

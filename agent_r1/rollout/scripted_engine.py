@@ -10,12 +10,13 @@ from agent_r1.core.inference import (
     Capabilities,
     Completion,
     FinishReason,
+    PolicyVersion,
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
     StopCondition,
+    WeightUpdate,
 )
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 LOGPROB = math.log(0.5)

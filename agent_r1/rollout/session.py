@@ -13,18 +13,63 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.inference import Completion, InferenceEngine, Prompt, PromptMedia, SamplingParams
-from agent_r1.core.messages import Action
+from agent_r1.core.messages import Action, Message, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult, ToolSpec
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnKind, TurnTiming
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnKind, TurnTiming
 from agent_r1.renderers.protocol import RenderedPrompt, Renderer
-from agent_r1.renderers.stop_strings import with_stop_strings
-from agent_r1.rollout.session_values import Messages, Sample, SessionPrompt, Stopped
+from agent_r1.renderers.text_decoding import with_stop_strings
 from agent_r1.rollout.user_code import isolate
 from agent_r1.tools.execution import run_detached
+
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The result of a session if it has no action to return: the status of the attempt, and the reason."""
+
+    status: Status
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrompt:
+    """A prompt: the messages of a conversation, and the text and tokens that the policy gets.
+
+    A prompt either continues an earlier turn of the session (the parent turn) or starts a new branch.
+
+    Attributes:
+        tools: the tools that the prompt describes.
+        rendered: ``rendered.text`` is the text of the whole conversation. ``rendered.token_ids`` has only the tokens
+            after the action of the parent turn. In a new branch, ``rendered.token_ids`` has all tokens.
+        token_ids: the tokens of the whole conversation.
+        parent: the index of the parent turn; None for a new branch.
+        new_messages: the messages after the action of the parent turn. In a new branch, all messages.
+        media: the images of the whole conversation, with the positions of their placeholder tokens in ``token_ids``.
+    """
+
+    messages: Messages
+    tools: tuple[ToolSpec, ...]
+    rendered: RenderedPrompt
+    token_ids: tuple[int, ...]
+    parent: int | None
+    new_messages: Messages
+    media: tuple[PromptMedia, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sampled action whose outcome is not known yet, with its prompt, tokens and timing."""
+
+    prompt: SessionPrompt
+    completion: Completion
+    action: Action
+    call_ends: tuple[int, ...]
+    kind: TurnKind
+    timing: TurnTiming
+
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +83,7 @@ class Rollout(Protocol):
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
         """Make one attempt at the task, and return its trajectory in a sequence of length 1.
 
-        The trajectory has the attempt id ``context.id``. Any other result counts as a failed attempt.
-
-        If the attempt fails, raise no exception: return a trajectory with a status that names the failure. An attempt
-        is cancelled soon after ``context.deadline``.
+        If the attempt fails, raise no exception: return a trajectory with a status that names the failure.
         """
         ...
 
@@ -146,8 +188,8 @@ class Session:
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
         """Sample an action for the prompt. Return the action, or Stopped if there is no action.
 
-        :meth:`observe` later completes the turn with the outcome. If :meth:`observe` is not called, the next prompt
-        completes the turn without an observation. An exception is raised only if the call is cancelled.
+        If :meth:`observe` is not called, the next prompt completes the turn without an observation. An exception is
+        raised only if the call is cancelled.
         """
         self._complete_pending()
         sample = await self.generate(prompt, kind)
@@ -248,12 +290,7 @@ class Session:
         return turn
 
     def add_observation(self, prompt: SessionPrompt) -> None:
-        """Store ``prompt.new_messages`` as the observation of the turn that ``prompt`` continues.
-
-        The new messages are the messages after the action of the turn. Call this method if the outcome of an action
-        becomes known only with the next prompt. Nothing is stored if the turn already has an observation, or if
-        ``prompt`` starts a new branch (continues no turn).
-        """
+        """Store ``prompt.new_messages`` as the observation of the turn that ``prompt`` continues."""
         if prompt.parent is not None and not self._turns[prompt.parent].observation:
             observation = prompt.messages[len(self._known[prompt.parent].messages) :]
             results = tuple(ToolResult(message.parts, ok=True) for message in observation if message.role == "tool")
@@ -288,7 +325,6 @@ class Session:
     def _parse(
         self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind, timing: TurnTiming
     ) -> Sample:
-        """Return the parsed action as a Sample, without tokens after the end of the action."""
         renderer, tools = self._renderer, prompt.tools
         length = renderer.action_length(completion.token_ids, tools)
         if length < len(completion.token_ids):
@@ -309,11 +345,6 @@ class Session:
             self.observe(Transition(()))
 
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
-        """Return (rendered prompt, tokens, images) of turn ``index``.
-
-        The rendered prompt ends before the action of the turn. The tokens and images begin at the start of the
-        conversation, and end with the action of the turn.
-        """
         action_ids = self._turns[index].action_ids
         if index == len(self._known) - 1 and self._newest is not None:
             return self._newest.rendered, self._newest.token_ids + action_ids, self._newest.media
@@ -345,15 +376,9 @@ class _KnownConversation:
 
     @property
     def length(self) -> tuple[int, int]:
-        """The length of the conversation: (number of messages, number of characters of the action at the end)."""
         return len(self.messages), len(self.action.text)
 
     def begins(self, messages: Messages) -> bool:
-        """Return whether ``messages`` begin with the messages of this conversation.
-
-        The last message of the conversation is a sampled action. If the sampling stopped before an end token
-        (``has_end`` is False), the action may have a longer text in ``messages``: "Par" matches "Paris".
-        """
         given = messages[: len(self.messages)]
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
             given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))

@@ -21,14 +21,15 @@ from agent_r1.core.inference import (
     Capabilities,
     Completion,
     InferenceEngine,
+    PolicyVersion,
     Prompt,
     SamplingParams,
     ScoredTokens,
     ValueFunction,
+    WeightUpdate,
 )
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 
 NOT_REPEATED = "an environment answered the same actions differently: beam search needs one that repeats its answers"
@@ -184,12 +185,6 @@ class TurnBeam:
     async def _continue(
         self, conversation: Conversation, number: int, task: Task, context: RolloutContext
     ) -> Conversation:
-        """Return ``conversation`` with one more turn.
-
-        If the agent loop or the value function fails, the field ``value`` of the result is minus infinity. In each
-        turn, the beam search calls this method several times. The calls are numbered from 0, and ``number`` is the
-        number of this call. Each call samples its action with a different seed.
-        """
         engine = RepeatingEngine(self.agent.engine, number, self.search.temperature, [*conversation.actions])
         (trajectory,) = await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
         if STATUS_POLICY[trajectory.status] != "train" and not engine.goes_on:

@@ -8,8 +8,7 @@ from numbers import Real
 from typing import get_args
 
 from agent_r1.core.environment import Transition
-from agent_r1.core.messages import Message, RoleName, ToolCall, from_openai
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.messages import Message, RoleName, ToolCall, ToolResult, from_openai
 from agent_r1.core.trajectory import Rewards, RewardValue, Unscored
 from agent_r1.tools.execution import current_task, is_user_error, user_code_location
 from agent_r1.tools.tool_errors import describe_type, part_errors, validation_errors

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1.sandbox.isolation import Confinement
-from agent_r1.sandbox.process import run_program
-from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Verdict
+from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus, Verdict, run_program
 
 _WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
@@ -50,9 +49,7 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
 
 
 def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    """Return the verdict for a candidate that did not pass. ``passed`` is None if a process could not start, otherwise
-    False.
-    """
+    # ``passed`` is None if a process could not start, otherwise False.
     for result in (candidate, tests):
         if result.status is ExecutionStatus.NOT_STARTED:
             return Verdict(None, result.error)

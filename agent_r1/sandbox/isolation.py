@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from agent_r1.sandbox.config import Limits
@@ -59,8 +62,7 @@ class Confinement:
     def spare_user(self) -> bool:
         """Whether each program runs under a user id of its own, which no user of this machine has.
 
-        Only a trainer that runs as root can use such ids. If the trainer does not run as root, each program runs in a
-        user namespace.
+        If the trainer does not run as root, each program runs in a user namespace.
         """
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
@@ -75,11 +77,7 @@ class Confinement:
         return [_bwrap(), *self._bubblewrap(filter_fd), "--", *worker]
 
     def environment(self) -> Mapping[str, str]:
-        """Return the complete environment of the confined process.
-
-        Example:
-            {"HOME": "/tmp", "PATH": "/usr/bin:/bin", .., "PYTHONPATH": "/opt/numpy"}
-        """
+        """Return the complete environment of the confined process."""
         return _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(map(str, self.packages))}
 
     def _rlimits(self) -> str:
@@ -117,10 +115,6 @@ class Confinement:
         yield from self._private_files() if IsolationLayer.FILES in self.layers else self._host_files()
 
     def _private_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options for a private file system: the interpreter, the packages, and an empty /tmp.
-
-        Only /tmp can be written, and its size is limited.
-        """
         yield from ("--perms", "1777", "--size", str(self.limits.disk), "--tmpfs", "/tmp")
         links = {path: os.readlink(path) for path in _LIBRARIES if os.path.islink(path)}
         folders = [path for path in _LIBRARIES if os.path.isdir(path) and path not in links]
@@ -133,12 +127,9 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        """Yield the bubblewrap options with which programs see the host's file system instead of a private file system.
-
-        If :attr:`spare_user` is True, programs cannot read folders that are not readable for every user, such as
-        ``/root``. If such a folder contains the interpreter, ``worker.py`` or a package, programs can still read these
-        files.
-        """
+        # Yield the bubblewrap options with which programs see the host's file system instead of a private file system.
+        # If :attr:`spare_user` is True, programs cannot read folders that are not readable for every user, such as
+        # ``/root``.
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
             private = {
@@ -149,17 +140,13 @@ class Confinement:
                 yield from _read_only([path for path in self._own_paths() if Path(path).is_relative_to(home)], home)
 
     def _own_paths(self) -> list[str]:
-        """Return the paths that a program needs, except paths in the system's library folders."""
+        # Return the paths that a program needs, except paths in the system's library folders.
         paths = [*interpreter(), *map(str, self.packages), str(WORKER)]
         return [path for path in paths if not any(Path(path).is_relative_to(library) for library in _LIBRARIES)]
 
 
 def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
-    """Yield the bubblewrap options for read-only mounts of ``paths``.
-
-    Before the mounts, bubblewrap creates the parent folders of each path. A parent folder is created only if the parent
-    folder is inside the folder ``top``, and is not ``/tmp``.
-    """
+    # A parent folder is created only if the parent folder is inside the folder ``top``, and is not ``/tmp``.
     # Only root could read parent folders that bubblewrap creates by itself.
     for parent in sorted({parent for path in paths for parent in Path(path).parents}):
         if top in parent.parents and parent != Path("/tmp"):
@@ -186,8 +173,7 @@ def _bwrap() -> str:
 def spare_uid() -> int:
     """Choose a user id that no user of this machine has, and return the id.
 
-    The first ``_UIDS_PER_TRAINER`` calls choose different ids. After these calls, the ids repeat. If this user
-    namespace does not contain the chosen id, return 65534.
+    If this user namespace does not contain the chosen id, return 65534.
     """
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
@@ -195,6 +181,60 @@ def spare_uid() -> int:
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this user namespace contains the id. A rootless container has only a few ids."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(first <= uid < first + count for first, _, count in ranges)
+
+
+try:
+    import pyseccomp
+except (ImportError, OSError, RuntimeError):  # OSError or RuntimeError if libseccomp is missing
+    pyseccomp = None
+
+# A list of allowed calls would change with each version of CPython and its packages.
+DENIED = (
+    # namespaces and mounts
+    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig"),
+    *("fsmount", "fspick", "mount_setattr", "quotactl", "quotactl_fd", "swapon", "swapoff"),
+    # other processes
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd"),
+    # the kernel
+    *("bpf", "perf_event_open", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
+    *("reboot", "iopl", "ioperm", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register"),
+    *("syslog", "acct", "personality", "modify_ldt", "vhangup", "uselib", "lookup_dcookie", "fanotify_init"),
+    # keys, clocks, names
+    *("keyctl", "add_key", "request_key", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
+    *("sethostname", "setdomainname"),
+    # files by handle, and memory that no limit includes
+    *("name_to_handle_at", "open_by_handle_at", "mknod", "mknodat", "memfd_create", "memfd_secret"),
+    *("shmget", "shmat", "semget", "msgget", "mq_open", "mbind", "migrate_pages", "move_pages"),
+    # the network; socketpair is allowed, because event loops need it
+    *("socket", "connect", "bind", "listen"),
+)
+
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these arguments
+
+
+@lru_cache(maxsize=1)
+def filter_program() -> bytes:
+    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. ``pyseccomp`` must
+    be installed.
+
+    The filter kills a process that makes a system call of another CPU architecture.
+    """
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    for name in DENIED:
+        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+        if number >= 0:  # a negative number means that this architecture or libseccomp has no such call
+            rules.add_rule(pyseccomp.ERRNO(errno.EPERM), number)
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
+    for bit in (1 << place for place in range(32) if _NEW_NAMESPACES >> place & 1):
+        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, bit, bit))
+    for request in (_TIOCSTI, _TIOCLINUX):
+        argument = pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _LOW_HALF, request)
+        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "ioctl", argument)
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()

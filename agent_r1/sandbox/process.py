@@ -4,18 +4,212 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
+import re
 import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Literal
+from weakref import WeakKeyDictionary
 
-from agent_r1.sandbox.cgroup import Cgroup, make_cgroup
-from agent_r1.sandbox.isolation import Confinement, IsolationLayer
-from agent_r1.sandbox.result import ExecutionResult, ExecutionStatus, Output
-from agent_r1.sandbox.syscalls import filter_program
+from agent_r1.sandbox.isolation import Confinement, IsolationLayer, filter_program
+
+ROOT = Path("/sys/fs/cgroup")
+
+_NAME = re.compile(r"agent-r1-(\d+)-\d+")
+_REMOVE_TRIES, _REMOVE_SECONDS = 500, 0.002
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupVersion:
+    """The names of the files that control a cgroup. They differ between the cgroup versions 1 and 2.
+
+    Attributes:
+        limits: the files to which the memory limit is written, in this order. The first file must exist.
+        events: the file that counts the processes killed because of the memory limit.
+    """
+
+    limits: tuple[str, ...]
+    events: str
+
+
+V1 = CgroupVersion(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "memory.oom_control")
+V2 = CgroupVersion(("memory.max",), "memory.events")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A cgroup (control group): a group of processes whose total memory the kernel limits.
+
+    A process joins the cgroup by writing its id to the file ``procs``.
+    """
+
+    path: Path
+    version: CgroupVersion
+
+    @property
+    def procs(self) -> Path:
+        return self.path / "cgroup.procs"
+
+    def ran_out_of_memory(self) -> bool:
+        """Return whether the kernel killed a process because of the memory limit."""
+        try:
+            found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
+        except OSError:
+            return False
+        return found is not None and int(found.group(1)) > 0
+
+    def discard(self) -> None:
+        """Remove the cgroup if no process has joined it."""
+        with suppress(OSError):
+            self.path.rmdir()
+
+    async def remove(self) -> None:
+        """Remove the cgroup after its processes have ended.
+
+        If processes still run after about a second, leave the cgroup to :func:`clear_stale_cgroups` of a later process.
+        """
+        for _ in range(_REMOVE_TRIES):
+            try:
+                self.path.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                await asyncio.sleep(_REMOVE_SECONDS)
+            else:
+                return
+
+
+def make_cgroup(memory: int) -> Cgroup | None:
+    """Return a new cgroup with a memory limit in bytes, or None if this machine does not permit cgroups."""
+    for parent, version in _parents():
+        path = parent / f"agent-r1-{os.getpid()}-{next(_serial)}"
+        with suppress(OSError):
+            path.mkdir()
+            if _set_limit(path, version, memory):
+                return Cgroup(path, version)
+            path.rmdir()
+    return None
+
+
+def clear_stale_cgroups() -> None:
+    """Remove the empty cgroups that earlier processes made and left behind."""
+    for parent, _ in _parents():
+        for path in parent.glob("agent-r1-*"):
+            match = _NAME.fullmatch(path.name)
+            if match and not Path("/proc", match.group(1)).exists():
+                with suppress(OSError):
+                    path.rmdir()
+
+
+def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield ROOT / path.lstrip("/"), V2
+        elif controllers == "memory":
+            yield ROOT / "memory" / path.lstrip("/"), V1
+
+
+def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
+    # Some kernels create only some of the files.
+    names = [name for name in version.limits if (path / name).exists()]
+    for name in names:
+        (path / name).write_text(str(memory))
+    return version.limits[0] in names
+
+
+class ExecutionStatus(StrEnum):
+    """How the execution of code in a sandbox ended. Only NOT_STARTED is a failure of the sandbox itself."""
+
+    OK = "ok"
+    RAISED = "raised"
+    OUT_OF_MEMORY = "out of memory"
+    TIMED_OUT = "timed out"
+    FLOODED = "flooded"
+    DIED = "died"
+    NOT_STARTED = "not started"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output of one call on one stream (stdout or stderr).
+
+    ``data`` is the output up to the limit. ``dropped`` is the number of bytes after the limit.
+
+    Example:
+        Output(b"caf\\xc3\\xa9\\n").text == "café\\n"
+        Output(b"ab", dropped=10**9)        # the program flooded the stream
+    """
+
+    data: bytes = b""
+    dropped: int = 0
+
+    @property
+    def text(self) -> str:
+        """The kept output as UTF-8. Invalid bytes become U+FFFD."""
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """The result of one call: one execution of code in a sandbox.
+
+    An untrusted program can forge its status and output. To test a function, use :meth:`Sandbox.grade`.
+
+    Attributes:
+        error: "" if the status is OK, a traceback if the program raised an exception, otherwise the reason in one line.
+        seconds: the wall-clock time of the call, without the start of the process.
+        restarted: whether the interpreter was restarted before the call, and lost its variables.
+
+    Example:
+        ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
+        ExecutionResult(ExecutionStatus.TIMED_OUT, error="stopped after 10 seconds", seconds=10.0)
+    """
+
+    status: ExecutionStatus
+    stdout: Output = Output()
+    stderr: Output = Output()
+    error: str = ""
+    seconds: float = 0.0
+    restarted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.status is ExecutionStatus.OK
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs and accepts another call."""
+        return self.status in (ExecutionStatus.OK, ExecutionStatus.RAISED, ExecutionStatus.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of grading a candidate. A candidate is untrusted code whose functions are called by tests.
+
+    Attributes:
+        passed: whether the candidate passed the tests; None if the sandbox or the tests failed.
+        reason: why the candidate did not pass or could not be graded, or "".
+
+    Example:
+        Verdict(passed=False, reason="AssertionError")
+    """
+
+    passed: bool | None
+    reason: str = ""
+
 
 START_SECONDS = 30.0
 """The time limit for starting a process, in seconds."""
@@ -37,7 +231,7 @@ class _WorkerGone(Exception):
 
 
 class _Stream:
-    """The output on stdout or stderr: the first ``limit`` bytes are kept, the rest is dropped. Reading never blocks."""
+    """The output on stdout or stderr: the first ``limit`` bytes are kept, the rest is dropped."""
 
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
@@ -45,7 +239,6 @@ class _Stream:
         os.set_blocking(source, False)
 
     def read(self) -> bool:
-        """Read and store at most one chunk of output. Return False if no output is available."""
         try:
             data = os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -55,10 +248,6 @@ class _Stream:
         return bool(data)
 
     def take(self) -> Output:
-        """Return the output of the program that has just ended. The output of the next program is collected anew.
-
-        Call this method after the worker has reported the program's end. Before, the output can be incomplete.
-        """
         for _ in range(fcntl.fcntl(self.source, fcntl.F_GETPIPE_SZ) // _CHUNK + 1):
             if not self.read():
                 break
@@ -130,10 +319,6 @@ class SandboxProcess:
             await self._cgroup.remove()
 
     async def _send(self, request: bytes) -> str | None:
-        """Send a request to the worker. If the request is the first one, also wait until the worker has started.
-
-        Return None, or the reason if the worker does not start.
-        """
         # The worker reads the request only after it has dropped its privileges.
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -163,11 +348,6 @@ class SandboxProcess:
         return _STATUSES[letter], text
 
     async def _receive_report(self) -> tuple[bytes, str]:
-        """Return the worker's next report as (letter, text), such as (``b"o"``, ""). See ``inside/worker.py`` for the
-        letters.
-
-        Raise _WorkerGone if the report is not valid.
-        """
         header = await self._read_exactly(5)
         letter, size = header[:1], int.from_bytes(header[1:], "little")
         if letter not in (_STATUSES if self._ready else (b"r",)) or size > _MAX_REPORT:
@@ -194,10 +374,6 @@ class SandboxProcess:
         return ExecutionStatus.DIED, f"the process ended ({exit_status})"
 
     async def _exit_status(self) -> str:
-        """Return the exit status of the process as text: "exit status 1", or the name of a signal, such as "SIGKILL".
-
-        If the process closed its connection, but still runs, kill the process and return "it closed its line".
-        """
         # Bubblewrap reports signal N as the exit status 128 + N.
         try:
             async with asyncio.timeout(_END_SECONDS):
@@ -241,7 +417,6 @@ async def start_process(
     """Start a process in the sandbox. If the process cannot be created, return a result with the reason.
 
     If the new process ends before it is ready, the first :meth:`SandboxProcess.call` returns a result with the reason.
-    The process inherits the file descriptors ``descriptors`` and keeps their numbers.
     """
     try:
         return await _spawn(confinement, stdin, descriptors)
@@ -284,7 +459,6 @@ async def _spawn(confinement: Confinement, stdin: bytes, descriptors: Sequence[i
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """Yield the descriptor of a read-only file in memory that contains ``content``."""
     file = os.memfd_create("agent-r1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(file, content)
@@ -293,3 +467,17 @@ def _memory_file(content: bytes) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
+"""The limit on the number of programs that run at the same time in one event loop. Further programs wait."""
+
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def slot() -> AbstractAsyncContextManager[None]:
+    """Return a context manager that limits the number of programs that run at the same time.
+
+    If ``MAX_CONCURRENT`` programs already run in the event loop, the context manager waits until a program has ended.
+    """
+    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

@@ -2,20 +2,157 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from weakref import WeakSet
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox.concurrency import slot
 from agent_r1.sandbox.config import Limits, SandboxConfig
 from agent_r1.sandbox.grader import grade
-from agent_r1.sandbox.interpreter import Interpreter
-from agent_r1.sandbox.isolation import Confinement
-from agent_r1.sandbox.probe import verify_isolation
-from agent_r1.sandbox.process import run_program
-from agent_r1.sandbox.result import ExecutionResult, Verdict
+from agent_r1.sandbox.isolation import ALL_LAYERS, Confinement, IsolationLayer, pyseccomp
+from agent_r1.sandbox.process import (
+    ExecutionResult,
+    ExecutionStatus,
+    SandboxProcess,
+    Verdict,
+    clear_stale_cgroups,
+    run_program,
+    slot,
+    start_process,
+)
+
+
+class Interpreter:
+    """An interpreter that runs pieces of code (cells) in one process. The caller has to close it.
+
+    The process starts with the first cell. A cell fails if it times out or ends the process. Then the next call starts
+    a fresh process without the earlier variables, and ``restarted`` is True in the result of this call.
+
+    Example:
+        interpreter = sandbox.interpreter()
+        await interpreter.run("x = 6")
+        (await interpreter.run("x * 7")).stdout.text == "42\\n"
+        await interpreter.close()
+    """
+
+    def __init__(self, confinement: Confinement) -> None:
+        self._confinement = confinement
+        self._process: SandboxProcess | None = None
+        self._lost = self._closed = False
+        self._lock = asyncio.Lock()
+
+    async def run(self, source: str) -> ExecutionResult:
+        """Run source code as one cell, and print the value of its last expression. Concurrent calls run one after
+        another.
+        """
+        async with self._lock, slot():
+            if self._closed:
+                return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")
+            if self._process is None:
+                process = await start_process(self._confinement)
+                if isinstance(process, ExecutionResult):
+                    return process
+                self._process = process
+            # ``_lost`` is True until the call returns, because a cancelled call loses the process.
+            restarted, self._lost = self._lost, True
+            result = await self._call(self._process, source)
+            self._lost = not result.alive
+            return replace(result, restarted=restarted)
+
+    async def close(self) -> None:
+        """Kill the interpreter's process and all processes that it started."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()  # so that a running call returns immediately
+        async with self._lock:
+            if self._process is not None:
+                await self._process.close()
+                self._process = None
+
+    async def _call(self, process: SandboxProcess, source: str) -> ExecutionResult:
+        keep = False
+        try:
+            result = await process.call("cell", source)
+            keep = result.alive
+            return result
+        finally:
+            if not keep and self._process is process:
+                self._process = None
+                await process.close()
+
+
+_SOURCE = (Path(__file__).parent / "inside" / "probe.py").read_text()
+_LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_files=32)
+
+
+def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
+    """Test the isolation layers on this machine, and return the layers that work.
+
+    Raises:
+        InvalidInput: a program or a package is missing, a folder in ``config.packages`` does not exist, or a layer
+            other than the cgroup does not work.
+    """
+    for folder in config.packages:
+        if not folder.is_dir():
+            raise InvalidInput("packages of the sandbox", got=f"{folder}, which is no folder", do="give folders")
+    return frozenset() if config.level == "none" else _verify_machine()
+
+
+@lru_cache(maxsize=1)
+def _verify_machine() -> frozenset[IsolationLayer]:
+    if sys.platform != "linux":
+        raise refusal(f"{sys.platform}", "use Linux")
+    if shutil.which("bwrap") is None:
+        raise refusal("no program bwrap", "install bubblewrap (apt-get install bubblewrap)")
+    if pyseccomp is None:
+        raise refusal("no pyseccomp", "pip install 'agent-r1[sandbox]', and apt-get install libseccomp2")
+    clear_stale_cgroups()
+    with ThreadPoolExecutor(1) as thread:  # in a thread, because the caller can be inside an event loop
+        broken = thread.submit(asyncio.run, find_broken_layers(ALL_LAYERS)).result()
+    if required := broken - {IsolationLayer.CGROUP}:
+        names = ", ".join(sorted(required))
+        raise refusal(f"one that does not hold here: {names}", 'see docs/sandbox.md, "When it refuses"')
+    return ALL_LAYERS - broken
+
+
+def refusal(got: str, do: str) -> InvalidInput:
+    accept = "or accept the risk with --sandbox none (in Python: SandboxConfig(level='none'))"
+    return InvalidInput("sandbox 'bubblewrap'", got=got, do=f"{do}, {accept}")
+
+
+async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
+    """Attack every isolation layer from a process that is isolated by ``layers``. Return the broken layers.
+
+    All members of :class:`IsolationLayer` are attacked, also members that are not in ``layers``. A layer is broken if
+    the attack succeeds.
+
+    Raise InvalidInput if the probe does not run to its end.
+    """
+    with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        os.chmod(folder, 0o755)  # so that only the layer, not a file permission, protects the secret
+        secret = Path(folder, "secret")
+        secret.write_text("secret")
+        targets = _LIMITS.model_dump() | {"secret": str(secret), "port": server.getsockname()[1]}
+        result = await run_program(Confinement(layers, _LIMITS), f"{_SOURCE}\nprobe({targets!r})")
+    lines = dict(line.split() for line in result.stdout.text.splitlines())
+    # The line of the cgroup can be missing: the kernel can kill the process in the attempt against the cgroup.
+    for layer in ALL_LAYERS - {IsolationLayer.CGROUP}:
+        if layer not in lines:
+            reason = result.error.strip().splitlines()[-1:] or [result.status]
+            raise refusal(f"a probe that did not complete: {reason[0]}", 'see docs/sandbox.md, "When it refuses"')
+    return frozenset(layer for layer in ALL_LAYERS if lines.get(layer) == "broken")
+
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +162,7 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 def find_unconfined_sandbox() -> str | None:
     """Return :attr:`Sandbox.isolation` of a sandbox in this process that does not isolate programs.
 
-    The returned text is "none: nothing". If this process has no sandbox without isolation, return None.
+    If this process has no sandbox without isolation, return None.
     """
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
@@ -36,7 +173,6 @@ def sandbox_level(declaration: object) -> str | None:
     """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``.
 
     If ``declaration`` is a Sandbox, return :attr:`Sandbox.isolation`. If ``declaration`` is a text, return the text.
-    For any other value, return None.
     """
     if isinstance(declaration, Sandbox):
         return declaration.isolation
@@ -79,10 +215,7 @@ class Sandbox:
 
     @property
     def isolation(self) -> str:
-        """The isolation level and its layers as text, such as "bubblewrap: files limits network".
-
-        The text is "none: nothing" if the sandbox has no isolation.
-        """
+        """The isolation level and its layers as text, such as "bubblewrap: files limits network"."""
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
@@ -96,15 +229,7 @@ class Sandbox:
     async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
-        """Test the functions of a candidate, and return the verdict. The candidate cannot see or change the tests.
-
-        Args:
-            candidate: untrusted source that defines functions.
-            tests: trusted source with assertions.
-            calls: the names of the candidate's functions that the tests call. Arguments and results are sent as plain
-                data.
-            setup: trusted source that runs before the tests, in their process.
-        """
+        """Test the functions of a candidate, and return the verdict. The candidate cannot see or change the tests."""
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import FateName
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.store.rows import decode_number
 
 AttemptFateName = FateName | Literal["pending"]
@@ -131,10 +130,7 @@ def page_query(where: AttemptFilter, sort: AttemptOrder, descending: bool, limit
 
 
 def count_query(where: AttemptFilter, most: int | None = None) -> Query:
-    """Return the query that counts the attempts that meet the conditions in the argument ``where``.
-
-    The argument ``most`` is the maximum of the count; None: no maximum.
-    """
+    """Return the query that counts the attempts that meet the conditions in the argument ``where``."""
     condition = condition_query(where)
     rows = f"SELECT 1 FROM {TABLES} WHERE {condition.sql} LIMIT ?"
     return Query(f"SELECT count(*) FROM ({rows})", (*condition.parameters, -1 if most is None else most))

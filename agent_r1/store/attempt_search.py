@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.store.attempt_list import (
     COLUMNS,
     ORDERS,
@@ -22,8 +22,7 @@ from agent_r1.store.attempt_list import (
     condition_query,
     read_summary,
 )
-from agent_r1.store.compression import unpack_document
-from agent_r1.store.rows import attempt_key
+from agent_r1.store.rows import attempt_key, unpack_document
 
 SEARCH_SECONDS = 0.1
 """The time limit of a text search for one page of a list, in seconds.
@@ -101,15 +100,6 @@ def read_page(
 
 
 def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: AttemptId | None, backwards: bool) -> Query:
-    """Return the query for the row ids of the attempts in a list. ``listed`` describes the list.
-
-    The query ignores the search text ``listed.text``.
-
-    Args:
-        after: the id of an attempt. The query finds only the attempts that come later in the list. None: the query
-            finds the whole list. If the attempt is not recorded, the query finds no row.
-        backwards: whether the order of the list is reversed.
-    """
     condition, column = condition_query(listed.where), ORDERS[listed.order]
     down = listed.descending
     keys = (
@@ -136,10 +126,6 @@ def _rows_query(connection: sqlite3.Connection, listed: AttemptList, after: Atte
 
 
 def _after(keys: Sequence[tuple[str, bool]], place: Sequence[Any]) -> Query:
-    """Return the SQL condition for the rows after a given row of a sorted list.
-
-    ``keys`` are pairs (column, whether the order is descending). ``place`` has the given row's values of these columns.
-    """
     (key, descends), value, rest = keys[0], place[0], keys[1:]
     further = f"{key} {'<' if descends else '>'} ?"
     if not rest:
@@ -155,11 +141,6 @@ def _summaries(connection: sqlite3.Connection, ids: Sequence[int]) -> tuple[Atte
 
 
 def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]:
-    """Yield the stored texts of one attempt, in which a search looks for a text.
-
-    The id of the attempt, and the reasons why the attempt failed or was dropped, are yielded as strings. The messages
-    of the attempt are yielded as packed documents: bytes from :func:`pack_document`.
-    """
     sql = f"SELECT attempt, outcomes.reason, attempts.reason, start FROM {TABLES} WHERE attempts.id = ?"
     *texts, start = connection.execute(sql, (row_id,)).fetchone()
     yield from filter(None, texts)
@@ -170,10 +151,6 @@ def _texts(connection: sqlite3.Connection, row_id: int) -> Iterator[str | bytes]
 
 
 def _text_matcher(text: str) -> Callable[[str | bytes], bool]:
-    """Return a function that returns whether a string or a packed document contains ``text``. Case is ignored.
-
-    A packed document is a result of :func:`pack_document`.
-    """
     wanted = text.casefold()
     # Documents are ASCII JSON, in which letters outside ASCII are escapes whose case cannot be compared.
     raw = json.dumps(wanted)[1:-1].encode() if wanted.isascii() else None
@@ -193,7 +170,6 @@ _STRUCTURE = frozenset({"role", "call_id", "sha256", "mime"})
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, except the names of fields and the values of the fields in ``_STRUCTURE``."""
     if isinstance(document, str):
         yield document
     elif isinstance(document, list):

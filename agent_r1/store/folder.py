@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import atomic_dir
 from agent_r1.core.profile import NO_PROFILER, Profiler
-from agent_r1.store.atomic_fs import atomic_dir
 from agent_r1.store.ledger import Ledger
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
 from agent_r1.store.writer import RunWriter
@@ -25,12 +25,7 @@ CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """Return the name of a new run if the user gave no name.
-
-    Example:
-        >>> default_run_name("tinywiki", "grpo", datetime(2026, 1, 2, 3, 4, 5))
-        'tinywiki-grpo-20260102-030405'
-    """
+    """Return the name of a new run if the user gave no name."""
     return f"{task}-{algorithm}-{now:%Y%m%d-%H%M%S}"
 
 
@@ -40,21 +35,13 @@ def run_folder(run: str) -> Path:
 
 
 def run_argument(folder: Path) -> str:
-    """Return the argument that names a run on the command line, quoted for the shell.
-
-    Example:
-        >>> run_argument(Path("runs/demo")), run_argument(Path("/data/my runs/demo"))
-        ('demo', "'/data/my runs/demo'")
-    """
+    """Return the argument that names a run on the command line, quoted for the shell."""
     text = folder.name if folder == run_folder(folder.name) else str(folder)
     return shlex.quote(text if run_folder(text) == folder else f".{os.sep}{text}")
 
 
 def path_argument(file: Path) -> str:
-    """Return the path of a file for the command line, quoted for the shell.
-
-    The path is relative if the file is in the working directory.
-    """
+    """Return the path of a file for the command line, quoted for the shell."""
     return shlex.quote(str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file))
 
 

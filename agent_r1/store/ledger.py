@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_r1.store.atomic_fs import atomic_write
+from agent_r1.core.files import atomic_write
 from agent_r1.store.schema import KEYS, connect_reader
 
 SEAL_FILE = "seal.json"
@@ -43,11 +43,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Seal:
-        """Return the seal that :meth:`to_json` converted. Raises ValueError, KeyError or TypeError for other data.
-
-        Example:
-            Seal.from_json({"row": 8123, "seal": "9f86d081884c7d659a2feaa0c55ad015"})
-        """
+        """Return the seal that :meth:`to_json` converted. Raises ValueError, KeyError or TypeError for other data."""
         return cls(int(data["row"]), bytes.fromhex(data["seal"]))
 
 
@@ -56,10 +52,7 @@ START = Seal(0, bytes(SEAL_BYTES))
 
 
 def compute_seal(previous: Any, table: str, row: int, values: Iterable[Any]) -> bytes:
-    """Return the BLAKE2b hash of the previous row's seal and of this row: its table, its index ``row`` and its values.
-
-    ``values`` are the values of the columns after ``id`` and ``seal``.
-    """
+    """Return the BLAKE2b hash of the previous row's seal and of this row."""
     content = b"".join(map(_encode, (previous, table, row, *values)))
     return hashlib.blake2b(content, digest_size=SEAL_BYTES).digest()
 
@@ -201,7 +194,6 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any
 
 
 def _describe(connection: sqlite3.Connection, table: str, row: int, values: Sequence[Any]) -> str:
-    """Return a text such as "row 8123, in rewards (attempt 'demo:3.1.0:style-a/3', turn 1, .., after step 3)"."""
     columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     key = {name: value for name, value in zip(columns[2:], values, strict=True) if name in KEYS[table]}
     if "attempt_id" in key:

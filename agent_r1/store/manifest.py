@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.store.atomic_fs import DISK, Disk
+from agent_r1.core.files import DISK, Disk
 from agent_r1.store.ledger import Seal
 
 MANIFEST = "manifest.json"
@@ -151,7 +151,6 @@ def hash_file(path: Path) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a saved folder, without the manifest and hidden files."""
     found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return (path for path in found if not path.name.startswith("."))
 

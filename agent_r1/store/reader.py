@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics
-from agent_r1.core.messages import ContentPart, Image, Message
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
-from agent_r1.core.weights import PolicyVersion
+from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics, TokenRecord
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.core.messages import ContentPart, Image, Message, ToolSpec
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
 from agent_r1.store.attempt_list import (
     COLUMNS,
     TABLES,
@@ -30,20 +29,23 @@ from agent_r1.store.attempt_list import (
     read_summary,
 )
 from agent_r1.store.attempt_search import AttemptList, AttemptPage, read_page
-from agent_r1.store.codec import (
+from agent_r1.store.folder import DATABASE
+from agent_r1.store.invariants import COMPLETED, check_checkpoint, last_checkpoint_step, last_step
+from agent_r1.store.manifest import Manifest
+from agent_r1.store.rows import (
+    TurnTokens,
+    attempt_key,
     decode_action,
     decode_media,
     decode_messages,
+    decode_number,
     decode_result,
+    decode_reward,
+    decode_token_record,
     decode_tools,
     decode_version_spans,
+    unpack_document,
 )
-from agent_r1.store.compression import TurnTokens, unpack_document
-from agent_r1.store.file_invariants import check_checkpoint, last_checkpoint_step, last_step
-from agent_r1.store.folder import DATABASE
-from agent_r1.store.invariants import COMPLETED
-from agent_r1.store.manifest import Manifest
-from agent_r1.store.rows import attempt_key, decode_number, decode_reward, decode_token_record
 from agent_r1.store.schema import open_reader
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
@@ -124,10 +126,7 @@ class RunReader:
         return last_step(self._connection)
 
     def last_checkpoint_step(self) -> int | None:
-        """Return the step of the last saved checkpoint, or None.
-
-        A checkpoint of step 30 no longer counts after the run was resumed from step 20.
-        """
+        """Return the step of the last saved checkpoint, or None."""
         return last_checkpoint_step(self._connection)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
@@ -194,18 +193,12 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return the attempts that meet the conditions in the argument ``where``.
-
-        The first ``offset`` attempts are left out, and at most ``limit`` attempts are returned.
-        """
+        """Return the attempts that meet the conditions in the argument ``where``."""
         query = page_query(where, sort, descending, limit, offset)
         return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
 
     def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
-        """Return the number of attempts that meet the conditions in the argument ``where``.
-
-        The argument ``most`` is the maximum of the result; None: no maximum.
-        """
+        """Return the number of attempts that meet the conditions in the argument ``where``."""
         query = count_query(where, most)
         return int(next(self._rows(query.sql, *query.parameters))[0])
 
@@ -214,16 +207,12 @@ class RunReader:
     ) -> AttemptPage:
         """Return a page of a list of attempts: at most ``limit`` attempts. ``listed`` describes the list.
 
-        The argument ``after`` is the id of the attempt that precedes the page. If ``after`` is None, the page begins
-        with the first attempt of the list. With ``backwards``, the list is read in reverse order.
+        If ``after`` is None, the page begins with the first attempt of the list.
         """
         return read_page(self._connection, listed, after, limit, backwards)
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with the id ``name``, or None if the run has no such attempt.
-
-        Example: ``3.0.1:style-a/7`` has the group 3, the index 0 in the group, the retry 1 and the task ``style-a/7``.
-        """
+        """Return the attempt with the id ``name``, or None if the run has no such attempt."""
         sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
         row = next(self._rows(sql, name), None)
         return None if row is None else read_summary(row)
@@ -387,3 +376,52 @@ def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, .
         media=decode_media(media),
         timing=None if times[0] is None else TurnTiming(*times),
     )
+
+
+ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
+"""The kind of a log event with a fact or a result. The first three are recorded at every start or resumption.
+
+- tools: the tools of the training environment in the OpenAI format.
+- file: the absolute path of the Python file that defines the task set.
+- hardware: processor, cores, GPUs and the version of torch.
+- validation: the figures of one validation: step, split, em, f1, n, and the confidence interval from low to high.
+- table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
+"""
+
+
+def result_event(kind: ResultKind, value: Mapping[str, Any] | Sequence[Any] | str) -> LogEvent:
+    return LogEvent(kind, json.dumps(value))
+
+
+def tools_event(tools: Sequence[ToolSpec]) -> LogEvent:
+    return result_event("tools", [tool.to_openai() for tool in tools])
+
+
+def file_events(file: Path | None) -> list[LogEvent]:
+    """Return the event that records the Python file of a user's task set; [] if there is no such file."""
+    return [] if file is None else [result_event("file", os.path.abspath(file))]
+
+
+def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
+    """Yield the JSON values of one kind, in the order in which they were recorded."""
+    for event in reader.events():
+        if event.kind == kind:
+            yield json.loads(event.detail)
+
+
+def read_tools(reader: RunReader) -> list[dict[str, Any]]:
+    """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
+    tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
+    return tools[-1] if tools else []  # the tools of the last segment
+
+
+def read_hardware(reader: RunReader) -> Mapping[str, Any]:
+    """Return the hardware of the last start or resumption of a run; {} if it was not recorded."""
+    found: list[Mapping[str, Any]] = list(read_results(reader, "hardware"))
+    return found[-1] if found else {}
+
+
+def read_file(reader: RunReader) -> Path | None:
+    """Return the Python file that defines the task set of a run; None if the run recorded no such file."""
+    files = list(read_results(reader, "file"))
+    return Path(files[-1]) if files else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import struct
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -21,21 +22,214 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokenRecord,
     TokensRecorded,
 )
-from agent_r1.core.messages import Image
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.trajectory import RewardValue, Trajectory, Turn
-from agent_r1.core.weighted_rewards import total_reward
-from agent_r1.store.codec import (
-    encode_action,
-    encode_media,
-    encode_messages,
-    encode_result,
-    encode_tools,
-    encode_version_spans,
-)
-from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_columns
+from agent_r1.core.inference import PolicyVersionSpan, PromptMedia
+from agent_r1.core.messages import Action, ContentPart, Image, Message, Text, ToolCall, ToolResult, ToolSpec
+from agent_r1.core.trajectory import AttemptId, RewardValue, Trajectory, Turn, total_reward
+
+MAX_DEPTH = 100
+TOO_DEEP = f"(nested deeper than {MAX_DEPTH} levels)"
+
+MAX_INTEGER_BITS = 4096
+"""The maximum bit length of an integer that is stored as a number. Larger integers are stored as hexadecimal text."""
+
+
+def encode_value(value: Any, depth: int = 0) -> Any:
+    """Convert a value to a JSON value. :func:`decode_value` converts the result back.
+
+    Tuples, and mappings with keys that are not text, are marked, so that they can be converted back. Objects, sets and
+    very long integers become text, and are not converted back. Collections at depth ``MAX_DEPTH`` are replaced by
+    ``TOO_DEEP``.
+
+    Example:
+        >>> encode_value({"titles": ("Alba", "Bruno")})
+        {'titles': {'$tuple': ['Alba', 'Bruno']}}
+    """
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        return hex(value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if not isinstance(value, list | tuple | Mapping):
+        return _safe_repr(value)
+    if depth == MAX_DEPTH:  # a policy can generate any number of nested brackets
+        return TOO_DEEP
+    if isinstance(value, list):
+        return [encode_value(item, depth + 1) for item in value]
+    if isinstance(value, tuple):
+        return {"$tuple": [encode_value(item, depth + 1) for item in value]}
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode_value(item, depth + 1) for key, item in value.items()}
+    return {"$pairs": [[encode_value(key, depth + 1), encode_value(item, depth + 1)] for key, item in value.items()]}
+
+
+def _safe_repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:
+        return f"({type(value).__name__}, whose repr raised {type(error).__name__})"
+
+
+def decode_value(data: Any) -> Any:
+    if isinstance(data, list):
+        return [decode_value(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if "$tuple" in data:
+        return tuple(decode_value(item) for item in data["$tuple"])
+    if "$pairs" in data:
+        return {decode_value(key): decode_value(item) for key, item in data["$pairs"]}
+    return {key: decode_value(item) for key, item in data.items()}
+
+
+def encode_parts(parts: Sequence[ContentPart]) -> list[Any]:
+    """Encode the parts of a message: a text as a string, an image as an object without its bytes."""
+    return [part.text if isinstance(part, Text) else _encode_image(part) for part in parts]
+
+
+def decode_parts(data: Sequence[Any]) -> tuple[ContentPart, ...]:
+    return tuple(Text(part) if isinstance(part, str) else Image(**part) for part in data)
+
+
+def _encode_image(image: Image) -> dict[str, Any]:
+    return {"sha256": image.sha256, "mime": image.mime, "width": image.width, "height": image.height}
+
+
+def encode_media(media: Sequence[PromptMedia]) -> list[Any]:
+    """Encode the images of a prompt, each with the spans [start, stop] of its placeholder tokens."""
+    return [[_encode_image(one.image), [[span.start, span.stop] for span in one.spans]] for one in media]
+
+
+def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
+    return tuple(PromptMedia(Image(**image), tuple(range(*span) for span in spans)) for image, spans in data)
+
+
+def encode_message(message: Message) -> dict[str, Any]:
+    """Encode a message. Unlike the OpenAI format, the result contains the raw text of each call.
+
+    Example:
+        {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}
+    """
+    return {
+        "role": message.role,
+        "parts": encode_parts(message.parts),
+        "calls": [[call.id, call.name, encode_value(call.arguments), call.raw, call.error] for call in message.calls],
+        "reasoning": message.reasoning,
+        "call_id": message.call_id,
+    }
+
+
+def decode_message(data: Mapping[str, Any]) -> Message:
+    calls = tuple(
+        ToolCall(id, name, decode_value(arguments), raw, error) for id, name, arguments, raw, error in data["calls"]
+    )
+    return Message(data["role"], decode_parts(data["parts"]), calls, data["reasoning"], data["call_id"])
+
+
+def encode_messages(messages: Sequence[Message]) -> list[Any]:
+    return [encode_message(message) for message in messages]
+
+
+def decode_messages(data: Sequence[Any]) -> tuple[Message, ...]:
+    return tuple(decode_message(message) for message in data)
+
+
+def encode_action(action: Action) -> list[Any]:
+    return [encode_message(action.message), action.text]
+
+
+def decode_action(data: Sequence[Any]) -> Action:
+    return Action(decode_message(data[0]), data[1])
+
+
+def encode_result(result: ToolResult) -> list[Any]:
+    return [encode_parts(result.parts), result.ok, result.error, encode_value(result.data), result.seconds]
+
+
+def decode_result(data: Sequence[Any]) -> ToolResult:
+    parts, ok, error, value, seconds = data
+    return ToolResult(decode_parts(parts), ok, error, decode_value(value), seconds)
+
+
+def encode_version_spans(version_spans: Sequence[PolicyVersionSpan]) -> list[Any]:
+    return [[span.start, span.version] for span in version_spans]
+
+
+def decode_version_spans(data: Sequence[Any]) -> tuple[PolicyVersionSpan, ...]:
+    return tuple(PolicyVersionSpan(start, version) for start, version in data)
+
+
+def encode_tools(tools: Sequence[ToolSpec] | None) -> list[Any] | None:
+    return None if tools is None else [[tool.name, tool.description, encode_value(tool.parameters)] for tool in tools]
+
+
+def decode_tools(data: Sequence[Any] | None) -> tuple[ToolSpec, ...] | None:
+    if data is None:
+        return None
+    return tuple(ToolSpec(name, description, decode_value(parameters)) for name, description, parameters in data)
+
+
+LEVEL = 1  # The blobs are short, so higher levels take more time and save almost nothing.
+
+
+class TurnTokens(NamedTuple):
+    """The tokens that a turn adds to the prompt, the sampled tokens, and their log-probabilities.
+
+    The packed blob is compressed by zlib. Its layout is little-endian: the number of new ids and the number of action
+    ids as uint32, all ids as int32, and the log-probabilities as float64.
+
+    Example:
+        >>> TurnTokens.unpack(TurnTokens((5, 6), (9, 2), (-0.3, -0.1)).pack())
+        TurnTokens(new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1))
+    """
+
+    new_ids: tuple[int, ...]
+    action_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def pack(self) -> bytes:
+        new, actions = len(self.new_ids), len(self.action_ids)
+        layout = f"<2I{new + actions}i{len(self.logprobs)}d"
+        return zlib.compress(struct.pack(layout, new, actions, *self.new_ids, *self.action_ids, *self.logprobs), LEVEL)
+
+    @classmethod
+    def unpack(cls, blob: bytes) -> TurnTokens:
+        data = zlib.decompress(blob)
+        new, actions = _COUNTS.unpack_from(data)
+        ids = struct.unpack_from(f"<{new + actions}i", data, _COUNTS.size)
+        start = _COUNTS.size + 4 * len(ids)
+        return cls(ids[:new], ids[new:], struct.unpack_from(f"<{(len(data) - start) // 8}d", data, start))
+
+
+_COUNTS = struct.Struct("<2I")
+
+
+def pack_columns(columns: Sequence[Sequence[float]]) -> bytes:
+    """Return columns of equal length as one compressed blob, in which every number is exact, also NaN."""
+    numbers = [number for column in columns for number in column]
+    return zlib.compress(struct.pack(f"<I{len(numbers)}d", len(columns), *numbers), LEVEL)
+
+
+def unpack_columns(blob: bytes) -> tuple[tuple[float, ...], ...]:
+    """Return the columns in a result of :func:`pack_columns`. Raise ValueError if their lengths differ."""
+    data = zlib.decompress(blob)
+    (columns,) = struct.unpack_from("<I", data)
+    numbers = struct.unpack_from(f"<{(len(data) - 4) // 8}d", data, 4)
+    if not columns or len(numbers) % columns:
+        raise ValueError(f"{len(numbers)} numbers are not {columns} columns of equal length")
+    length = len(numbers) // columns
+    return tuple(numbers[start * length : (start + 1) * length] for start in range(columns))
+
+
+def pack_document(document: Any) -> bytes:
+    """Return a JSON value as compressed ASCII text. Lone surrogates in strings are stored exactly."""
+    return zlib.compress(json.dumps(document, separators=(",", ":")).encode("ascii"), LEVEL)
+
+
+def unpack_document(blob: bytes) -> Any:
+    return json.loads(zlib.decompress(blob))
+
 
 CHECKPOINT_SAVED = "checkpoint_saved"
 """The kind of the row that records a saved checkpoint. The detail of the row is the step."""
@@ -63,10 +257,7 @@ class Rows(NamedTuple):
 
 
 def attempt_key(attempt: AttemptId) -> str:
-    """Return the name under which an attempt is stored, such as "demo:3.0.1:style-a/7".
-
-    The example has the run "demo", the group 3, attempt 0 of this group, the retry 1, and the task "style-a/7".
-    """
+    """Return the name under which an attempt is stored, such as "demo:3.0.1:style-a/7"."""
     return _escape(str(attempt))
 
 
@@ -80,12 +271,7 @@ def decode_number(value: float | str) -> float:
 
 
 def encode_reward(value: RewardValue) -> float | str | None:
-    """Return a reward as a column value.
-
-    Example:
-        >>> encode_reward(1.0), encode_reward((0.5, 0.0)), encode_reward(None)
-        (1.0, '[0.5, 0.0]', None)
-    """
+    """Return a reward as a column value."""
     if isinstance(value, tuple):
         return json.dumps([float(item) for item in value])
     return None if value is None else encode_number(value)
@@ -141,18 +327,13 @@ def event_rows(
 
 
 def _latest_id(attempt: AttemptId, connection: sqlite3.Connection) -> int | None:
-    """Return the row id of the latest start of an attempt; None if the attempt was never started.
-
-    The rows about an attempt contain this id. The database refuses such a row if the id is None, so nothing can be
-    recorded about an attempt before its start.
-    """
+    # None if the attempt was never started.
     sql = "SELECT id FROM attempts WHERE attempt = ? ORDER BY segment DESC LIMIT 1"
     found = connection.execute(sql, (attempt_key(attempt),)).fetchone()
     return None if found is None else int(found[0])
 
 
 def _escape(text: str) -> str:
-    """Escape lone surrogates, which SQLite refuses."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -161,10 +161,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 
 def close_writer(connection: sqlite3.Connection) -> None:
-    """Close a connection and merge the WAL file into the database file.
-
-    Without a WAL file, the database can be read in a folder without write permission.
-    """
+    """Close a connection and merge the WAL file into the database file."""
     with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
     connection.close()

@@ -38,13 +38,6 @@ def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
 def open_segment(connection: sqlite3.Connection, ledger: Ledger, step: int, config: Mapping[str, Any]) -> int:
     """Open a new segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
 
-    Attempts of two kinds become superseded, which means that they no longer count:
-
-    - attempts that were trained or dropped after ``step``
-    - pending attempts that did not finish, sampled no token, or used weights that are newer than the checkpoint
-
-    The new segment can train on all other pending attempts.
-
     Raises:
         InvalidInput: the run did not reach ``step``, or has no weights of this or an earlier step. Step 0 is always
             valid.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
@@ -9,12 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.store.file_invariants import FILE_INVARIANTS, RunFiles, last_closed_row, list_run_files, missing_seals
+from agent_r1.core.trajectory import Rewards, Trajectory, Turn
 from agent_r1.store.folder import DATABASE
-from agent_r1.store.invariants import INVARIANTS
+from agent_r1.store.invariants import (
+    FILE_INVARIANTS,
+    INVARIANTS,
+    RunFiles,
+    invalid_turns,
+    last_closed_row,
+    list_run_files,
+    missing_seals,
+)
 from agent_r1.store.ledger import broken_rows, read_head
+from agent_r1.store.reader import RunReader
+from agent_r1.store.rows import encode_version_spans
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
-from agent_r1.store.turn_invariants import invalid_turns
 
 FATES = ("trained", "dropped", "superseded", "pending")
 
@@ -75,7 +86,7 @@ _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 
 
 def _decode_text(text: bytes) -> str:
-    """Decode stored text. Bytes that are not UTF-8 become lone surrogates, so damaged text never equals valid text."""
+    # Bytes that are not UTF-8 become lone surrogates, so damaged text never equals valid text.
     return text.decode("utf-8", "surrogateescape")
 
 
@@ -96,11 +107,6 @@ def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> Verifi
 
 
 def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
-    """Yield one line if there are offenders: the name, the first offender, and the number of the other offenders.
-
-    Example:
-        For the name "turns" and five offenders: "turns: demo:3.0.0:style-a/7 lacks turn 2 (and 4 more)"
-    """
     found: list[str] = []
     try:
         found.extend(offenders)
@@ -118,9 +124,6 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield one line if the schema is changed. Otherwise, yield one line if pages are damaged, and one line if rows
-    are changed.
-    """
     schema = list(_violation("schema", changed_schema(connection)))
     yield from schema
     if not schema:
@@ -148,3 +151,53 @@ def damaged_pages(connection: sqlite3.Connection) -> Iterator[str]:
     yield from (row[0] for row in connection.execute("PRAGMA integrity_check") if row[0] != "ok")
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
         yield f"row {row} of {table} refers to no row of {parent}"
+
+
+def run_digest(reader: RunReader) -> str:
+    """Return the sha256 of everything that an exact repetition of the run reproduces.
+
+    If training is deterministic, a run that was stopped and resumed has the same digest as a run without a stop.
+    """
+    total = hashlib.sha256()
+    ignored = frozenset(name for name, weight in reader.config().get("reward_weights", {}).items() if weight == 0)
+    for entry in _entries(reader, ignored):
+        # repr of a float64 is exact; one entry per line is unambiguous, because JSON text has no raw newline
+        total.update(json.dumps(entry, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n")
+    return total.hexdigest()
+
+
+def _entries(reader: RunReader, ignored: Set[str]) -> Iterator[list[Any]]:
+    ignored_means = {f"reward/{name}" for name in ignored}
+    fates = {fate.attempt: [fate.fate, fate.step, fate.credit] for fate in reader.fates()}
+    for event in sorted(reader.attempts(), key=lambda event: (event.attempt.sort_key, event.attempt.task)):
+        attempt = event.attempt
+        yield ["attempt", attempt.task, attempt.sort_key, event.split, event.version, fates.get(attempt)]
+        trajectory = reader.trajectory(attempt)
+        if trajectory is not None:
+            yield from _trajectory_entries(trajectory, ignored)
+    for version in reader.versions():
+        yield ["version", version.number, version.step, version.checksum]
+    for step in reader.reproducible_metrics():
+        yield ["metrics", step.step, {key: step.values[key] for key in step.values if key not in ignored_means}]
+
+
+def _trajectory_entries(trajectory: Trajectory, ignored: Set[str]) -> Iterator[list[Any]]:
+    rewards = _without(trajectory.rewards, ignored)
+    answer = [] if trajectory.answer is None else [trajectory.answer]
+    yield ["outcome", trajectory.task_id, trajectory.status, trajectory.truncated, rewards, *answer]
+    yield from (["turn", *_turn_fields(turn, ignored)] for turn in trajectory.turns)
+
+
+def _turn_fields(turn: Turn, ignored: Set[str]) -> Iterator[Any]:
+    yield from (turn.index, turn.parent, turn.kind, turn.finish_reason)
+    yield from (turn.new_ids, turn.action_ids, turn.logprobs, encode_version_spans(turn.version_spans))
+    if turn.media:  # the placeholder tokens of two images can be equal
+        yield [media.image.sha256 for media in turn.media]
+    yield _without(turn.rewards, ignored)
+    for end, rewards in zip(turn.call_ends, turn.call_rewards, strict=False):
+        if counted := _without(rewards, ignored):
+            yield [end, counted]
+
+
+def _without(rewards: Rewards, ignored: Set[str]) -> dict[str, Any]:
+    return {name: value for name, value in rewards.items() if name not in ignored}

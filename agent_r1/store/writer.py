@@ -80,8 +80,6 @@ class RunWriter:
     def open_segment(self, step: int, config: Mapping[str, Any]) -> None:
         """Start a new segment (a stretch of training without a stop) from ``step``. Call it before recording events.
 
-        See :func:`agent_r1.store.segment.open_segment`.
-
         Raises:
             InvalidInput: if the run never reached ``step``.
             RunWriteError: if the database cannot be written.
@@ -139,7 +137,6 @@ class RunWriter:
         return [self._failure] * len(batch)
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
-        """Append the rows of all ``events``. If an event is refused, append no row and return the error."""
         try:
             with self._ledger.savepoint():
                 for event in events:
@@ -155,7 +152,6 @@ class RunWriter:
 
 
 def _subject(event: Event) -> str:
-    """Return the key of the event's attempt, or the name of the event's type."""
     match event:
         case AttemptStarted(attempt=attempt) | AttemptFate(attempt=attempt):
             return attempt_key(attempt)
@@ -165,9 +161,6 @@ def _subject(event: Event) -> str:
 
 
 def _lock(folder: Path) -> int:
-    """Lock the folder of a run until the returned file descriptor is closed. Raises InvalidInput if the folder is
-    locked.
-    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.taskset import TaskSet
 from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
 from agent_r1.rewards.answers import gold_answers
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import JsonRecord, read_records
+from agent_r1.core.files import JsonRecord, read_records
 
 PREFIX = "hf:"
 

@@ -17,16 +17,15 @@ from typing import Any, Literal
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Message, Text
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
+from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.envs.user_env import Reply, User, UserEnv
-from agent_r1.rewards import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.generated import refuse_files
-from agent_r1.tools import Resources, tool
+from agent_r1.tools.function_tool import tool
+from agent_r1.tools.resources import Resources
 
 SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
 ORDERS = 6

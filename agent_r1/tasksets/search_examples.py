@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import chain
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import tool_call
-from agent_r1.retrieval.passages import Passage
+from agent_r1.core.taskset import tool_call
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.retrieval.tool import render
 
 

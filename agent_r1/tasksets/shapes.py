@@ -16,18 +16,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.images import decode_image
 from agent_r1.core.messages import Image, Message, Text
-from agent_r1.core.packages import import_extra
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
-from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.rewards.answers import exact_match
+from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.answers import answer
 from agent_r1.tasksets.generated import refuse_files
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 
 COLORS: Mapping[str, tuple[int, int, int]] = {
     "red": (220, 30, 30),

@@ -27,17 +27,18 @@ from typing import Any, Literal
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
-from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.rewards.answers import exact_match
+from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki import questions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.search import NOTHING
 from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
-from agent_r1.tools import Resources, tool
+from agent_r1.tools.function_tool import tool
+from agent_r1.tools.resources import Resources
 
 MAX_TURNS = 20
 """The maximum number of actions in an episode.

@@ -20,17 +20,14 @@ from typing import IO, Any, Literal
 from weakref import WeakKeyDictionary
 
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.images import decode_base64
-from agent_r1.core.messages import ContentPart, Image, Text
-from agent_r1.core.packages import import_extra
+from agent_r1.core.messages import ContentPart, Image, Text, ToolResult, ToolSpec
 from agent_r1.core.redaction import REDACTED, redact, redact_command, redact_url
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
-from agent_r1.tools.function_tool import Tool, to_tool_result
+from agent_r1.tools.function_tool import MAX_SHOWN_ERRORS, InvalidArguments, Tool, describe_parameters, to_tool_result
 from agent_r1.tools.resources import Opener, Resources
-from agent_r1.tools.schema import MAX_SHOWN_ERRORS, InvalidArguments, describe_parameters
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 __all__ = ["HttpServer", "StdioServer", "mcp_tools"]
@@ -123,17 +120,9 @@ def mcp_tools(
 ) -> list[Tool]:
     """Return the tools of an MCP server, for a ToolEnv. The server is asked for its tools once.
 
-    By default, each episode that calls a tool has its own connection. If ``server`` is a command, each connection has
-    its own server process. If ``server`` is a URL, each connection is a session, and the server decides which state the
-    sessions share. If a connection fails, only the calls of the episode with this connection fail, with an explanation.
-
-    Args:
-        server: a command, a URL, a :class:`StdioServer` or a :class:`HttpServer`.
-        scope: ``episode`` for one connection per episode; ``run`` for one connection that all episodes share, for
-            servers without state. If this connection fails, later episodes get a new connection.
-        timeout: the time limit of a call in seconds, without the time for connecting.
-        only: the names of the tools to return (default: all tools).
-        prefix: a text that is put before each name, to distinguish the tools of two servers.
+    If ``server`` is a command, each connection has its own server process. If ``server`` is a URL, each connection is a
+    session, and the server decides which state the sessions share. If a connection fails, only the calls of the episode
+    with this connection fail, with an explanation.
 
     Raises:
         InvalidInput: if the SDK is not installed, the server cannot be reached, or a tool in ``only`` does not exist.
@@ -180,10 +169,7 @@ class _SchemaSignature:
 
 
 class _Connection:
-    """A connection to an MCP server. One asyncio task opens and closes the connection, as the SDK requires.
-
-    ``usable`` becomes False after an error or a cancelled call, because the state of the server is then unknown.
-    """
+    """A connection to an MCP server."""
 
     def __init__(self, server: Server, seed: int | None) -> None:
         self.usable = True
@@ -195,7 +181,7 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: Server, seed: int | None = None) -> _Connection:
-        """Open a connection to ``server`` and return it. Raise ConnectionError if the server cannot be reached."""
+        # Raise ConnectionError if the server cannot be reached.
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -210,7 +196,6 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
-        """Keep the connection open until :meth:`close` is called. Set ``_client`` to a client, or to an error."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -234,7 +219,6 @@ class _Connection:
         return descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call the tool ``name`` and return its result. If the server gives no result, return a failed result."""
         client = await self._client
         try:
             return _convert_result(await client.call_tool(name, dict(arguments)))
@@ -260,10 +244,6 @@ class _Connection:
 
 
 def _redact(text: str, values: Iterable[str]) -> str:
-    """Return the text without each value, without each single word of a value, and without credentials in addresses.
-
-    Values and words with fewer than ``_MIN_SECRET`` characters are kept.
-    """
     words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
     for word in sorted(words, key=len, reverse=True):
         text = text.replace(word, REDACTED)
@@ -271,7 +251,6 @@ def _redact(text: str, values: Iterable[str]) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the message of an error, or of the first error in a group, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return " ".join(str(error).split()) or type(error).__name__
@@ -306,7 +285,7 @@ class _SharedState:
 
 
 class _Shared:
-    """An ``Opener`` of one connection that all episodes of an event loop share. An unusable connection is replaced."""
+    """An ``Opener`` of one connection that all episodes of an event loop share."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -347,11 +326,6 @@ async def _list_tools(server: Server) -> list[Any]:
 
 
 def _convert_result(result: Any) -> ToolResult:
-    """Convert the SDK's result of a call to a ToolResult. Structured content becomes ``data`` of the ToolResult.
-
-    If the result has structured content and no other content, the text of the ToolResult is the structured content as
-    JSON.
-    """
     try:
         parts = tuple(part for block in result.content for part in _convert_block(block))
     except InvalidInput as refused:

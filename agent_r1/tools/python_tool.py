@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Interpreter, Output, Sandbox, SandboxConfig
+from agent_r1.sandbox.config import SandboxConfig
+from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus, Output
+from agent_r1.sandbox.sandbox import Interpreter, Sandbox
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result

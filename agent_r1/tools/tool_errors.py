@@ -7,9 +7,8 @@ from dataclasses import replace
 from enum import StrEnum
 from numbers import Real
 
-from agent_r1.core.messages import ContentPart, Image, Text
-from agent_r1.core.suggest import suggest
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.errors import suggest
+from agent_r1.core.messages import ContentPart, Image, Text, ToolResult
 
 _MAX_NAME = 64  # characters; a longer name is cut before the comparison with the tools and in the text
 
@@ -36,23 +35,13 @@ def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
 
 
 def malformed_call_result(reason: str) -> ToolResult:
-    """Return the result of a call that could not be parsed.
-
-    Example:
-        >>> malformed_call_result('the call has no "name"').parts[0].text
-        'The tool call could not be read and was not run: the call has no "name".'
-    """
+    """Return the result of a call that could not be parsed."""
     text = f"The tool call could not be read and was not run: {reason}."
     return error_result(ToolErrorKind.MALFORMED_CALL, text)
 
 
 def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
-    """Return the result of a call to a tool that does not exist.
-
-    Example:
-        >>> unknown_tool_result("serach", ["search", "add"]).parts[0].text
-        "There is no tool 'serach'. Did you mean 'search'? The tools are: search, add."
-    """
+    """Return the result of a call to a tool that does not exist."""
     name = name[:_MAX_NAME]
     hint = suggest(name, known).replace("did", " Did", 1)
     text = f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}."

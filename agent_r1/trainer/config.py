@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.weights import Dtype
+from agent_r1.core.inference import Dtype
 from agent_r1.model.config import LoraConfig
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]

@@ -18,11 +18,9 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, unique_ids
 from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, by_trajectory, plan_passes
-from agent_r1.data.prefix_sharing import PrefixSharing
-from agent_r1.data.segments import unique_ids
-from agent_r1.data.sequences import Block, TokenSequence
+from agent_r1.data.sequences import Block, PrefixSharing, TokenSequence
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages
@@ -140,11 +138,6 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        """Yield (micro-batch, prefix) for each micro-batch of the batch.
-
-        If all sequences of the batch begin with the same tokens, ``prefix`` holds the keys and values that ``backbone``
-        computes for these tokens. ``prefix`` is the same object for all micro-batches.
-        """
         plan = self.plan(by_sequence(batch.sequences))
         with self.profiler.measure(Part.FORWARD):
             prefix = PrefixStates(backbone, plan.prefix)
@@ -200,11 +193,6 @@ def _top_tokens(
     temperature: float,
     vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the ids (n, k) and log-probabilities (n, k) of the k most likely tokens at each of n predicted positions.
-
-    ``model`` is the teacher. k is the smallest of ``count``, the vocabulary size of the teacher, and ``vocabulary``
-    (the vocabulary size of the policy). Only token ids below ``vocabulary`` are returned.
-    """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     return top_tokens(model, hidden[micro.logit_positions], count, temperature, vocabulary)
 
@@ -243,7 +231,6 @@ def _critic_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Accumulate the gradient of a micro-batch's value loss in the critic. Return statistics. The policy is not run."""
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
@@ -276,11 +263,6 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    """Accumulate the gradient of a micro-batch's loss in the trained models, and return statistics.
-
-    The keys of ``prefixes`` are the names of the trained models: always "policy", and also "critic" if the critic is
-    trained in this pass. See :func:`_token_outputs` for the values of ``prefixes``.
-    """
     with models.profiler.measure(Part.FORWARD):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
         weights, targets, like = prepared.weights, prepared.weights.value_targets, tokens.logprobs
@@ -315,12 +297,6 @@ def _token_outputs(
     micro: MicroBatch,
     prefixes: Mapping[Module, PrefixStates],
 ) -> TokenOutputs:
-    """Return the models' outputs for the n tokens of a micro-batch.
-
-    The prefix consists of the first tokens that all sequences share. The prefix is not in the micro-batch, and may be
-    empty. ``prefixes["policy"]`` holds the keys and values that the policy has computed for the prefix. If the critic
-    is to be run, ``prefixes["critic"]`` holds the keys and values of the critic.
-    """
     batch, outputs, tokens = prepared.batch, prepared.outputs, micro.tokens
     reference = outputs.reference_logprobs
 
@@ -372,11 +348,6 @@ def _token_outputs(
 def _critic_values(
     critic: ValueModel, batch: TrainingBatch, micro: MicroBatch, prefix: PrefixStates, images: PassImages | None
 ) -> StateValues:
-    """Return the critic's values in a micro-batch: before each token (n,), and after the action of each turn (s,).
-
-    The values have a gradient. The value before a token depends only on earlier tokens. If the critic reads
-    log-probabilities, the value also depends on the log-probabilities of these earlier tokens.
-    """
     logprobs = None
     if critic.logprob_input is not None:
         sampled = batch.sampler_logprobs[micro.tokens].nan_to_num(0.0).to(micro.ids.device, torch.float32)  # (n,)
@@ -386,15 +357,10 @@ def _critic_values(
 
 
 def _state_values_at(values: StateValues, micro: MicroBatch, like: Tensor) -> StateValues:
-    """Return the values of the states of a micro-batch, in the dtype and on the device of ``like``."""
     return StateValues(micro.gather(values.before_token, like), values.after_action[micro.turns].to(like))
 
 
 def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like: Tensor) -> ValueTargets:
-    """Return the value targets of a micro-batch, with all weights multiplied by ``scale``.
-
-    The tensors have the dtype and the device of ``like``.
-    """
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)

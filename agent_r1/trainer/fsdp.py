@@ -20,13 +20,12 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import own_modules
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
 from agent_r1.model.forward import supports_tree_mask
-from agent_r1.model.tensor_files import TensorFiles
-from agent_r1.model.weights import product_precision, weights_checksum
+from agent_r1.model.weights import TensorFiles, product_precision, weights_checksum
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.protocol import (
     MODULES,
@@ -198,11 +197,7 @@ class FsdpTrainer:
         self._ranks.close()
 
     def _pass(self, method: str, *arguments: object) -> list[Any]:
-        """Call a :class:`RankTrainer` method on each rank, and return one result per rank, in order.
-
-        ``method`` is the name of the method. Before the return, ``micro_tokens`` is updated, because the ranks lower
-        this number if memory runs out.
-        """
+        # Before the return, ``micro_tokens`` is updated, because the ranks lower this number if memory runs out.
         results = self._call(method, *arguments)
         self._micro_tokens = self._call("micro_tokens")[0]
         return results
@@ -212,7 +207,6 @@ class FsdpTrainer:
             return self._ranks.call(methodcaller(method, *arguments))
 
     def _current_model(self) -> PreTrainedModel:
-        """Copy the current weights of the ranks into the model of this process, and return the model."""
         if not self._is_copied:
             weights = self._call("weights")[0]
             with torch.no_grad():
@@ -229,7 +223,6 @@ class FsdpTrainer:
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    """Return the sum of ``parts``, one tensor per rank. Each tensor is 0 at the tokens that its rank did not read."""
     return torch.stack(parts).sum(0)
 
 

@@ -144,7 +144,6 @@ def _resident_bytes() -> int:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's ``malloc_trim``, or None on other systems."""
     try:
         return ctypes.CDLL(None).malloc_trim if STATM.exists() else None
     except (OSError, AttributeError):

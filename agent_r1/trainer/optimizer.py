@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import get_scheduler
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.packages import import_extra
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.trainer.config import OptimizerName, ScheduleConfig
 from agent_r1.trainer.protocol import Module, OptimStats
 
@@ -142,7 +141,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return AdamW. Its moments exist before the first step, so that a saved state always has the same tensors."""
+    # Its moments exist before the first step, so that a saved state always has the same tensors.
     adamw = torch.optim.AdamW(groups, betas=betas, fused=True)
     for parameter in _parameters_of(adamw):
         adamw.state[parameter] = {
@@ -154,10 +153,6 @@ def _adamw(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.op
 
 
 def _adamw_8bit(groups: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """Return torchao's AdamW with moments in 8 bits. The moments exist before the first step.
-
-    A parameter has moments in float32 if its number of weights is below 4,096, or not a multiple of 256.
-    """
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about kernels for other GPUs
     adamw: torch.optim.Optimizer = import_extra("torchao.optim", "8bit").AdamW8bit(groups, lr=0.0, betas=betas)
     # torchao makes the moments in the first step, so take a step that changes nothing
@@ -175,11 +170,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
-    """Take an optimizer step with one learning rate per parameter group.
-
-    An optimizer of torchao stores learning rates as tensors, and compiles its step. If all parameters are on a CPU,
-    this function turns the compilation off, because a C++ compiler can be missing.
-    """
+    # If all parameters are on a CPU, this function turns the compilation off, because a C++ compiler can be missing.
     on_cpu = True
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
         if isinstance(group["lr"], Tensor):
@@ -192,7 +183,6 @@ def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> 
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (``name``, ``value``), or a pair for each part of a quantized tensor, such as ("exp_avg.codes", tensor)."""
     if isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value):
         yield name, value
         return

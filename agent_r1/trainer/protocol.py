@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenWeights, TopTokens
-from agent_r1.core.weights import WeightUpdate
+from agent_r1.core.inference import WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 
 Role = Literal["policy", "reference", "teacher"]
@@ -118,16 +118,12 @@ class Trainer(Protocol):
     def arithmetic(self) -> str:
         """A text that names the library for matrix products, and says how sequences share a common prefix.
 
-        If two trainers have different texts, the rounding errors of their updates can differ. Example: "products by
-        PyTorch and no shared prefixes".
+        If two trainers have different texts, the rounding errors of their updates can differ.
         """
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        """Return the log-probability that the model ``role`` gives to each of the batch's N tokens.
-
-        The result is (N,) float64 on the CPU.
-        """
+        """Return the log-probability that the model ``role`` gives to each of the batch's N tokens."""
         ...
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
@@ -144,28 +140,17 @@ class Trainer(Protocol):
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the critic's values of states, in float64 on the CPU.
-
-        Each of the batch's N tokens has a value of the state before the token: (N,). Each of the batch's S turns has a
-        value of the state after the action of the turn: (S,).
-        """
+        """Return the critic's values of states, in float64 on the CPU."""
         ...
 
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        """Compute ``scale`` times the loss of the batch, and the gradient of the scaled loss for ``modules``.
-
-        Return statistics of the pass. Call :meth:`optim_step` once after each call of this method. Raise OutOfMemory if
-        the smallest possible micro-batch does not fit in memory.
-        """
+        """Compute ``scale`` times the loss of the batch, and the gradient of the scaled loss for ``modules``."""
         ...
 
     def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip and apply the gradients of the last :meth:`forward_backward`, then clear all gradients.
-
-        The configured learning rates are multiplied by ``learning_rate_factor``.
-        """
+        """Clip and apply the gradients of the last :meth:`forward_backward`, then clear all gradients."""
         ...
 
     def sync_reference(self, alpha: float) -> None:
@@ -173,10 +158,7 @@ class Trainer(Protocol):
         ...
 
     def publish(self, number: int, step: int) -> WeightUpdate:
-        """Return the policy's current weights as a version. The result holds the trainer's own model, not a copy.
-
-        ``number`` is the number of the version. ``step`` is the number of the optimizer step that made the weights.
-        """
+        """Return the policy's current weights as a version. The result holds the trainer's own model, not a copy."""
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -184,18 +166,11 @@ class Trainer(Protocol):
         ...
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state, without the policy's weights. The tensors of the copy are on the CPU.
-
-        A trainer with several processes writes the tensors of the copy to files in ``folder``. The folder is made if
-        there is no such folder. A trainer with one process does not use ``folder``.
-        """
+        """Return a copy, on the CPU, of the trainer's state without the policy's weights."""
         ...
 
     def load_state(self, state: TrainerState) -> None:
-        """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``.
-
-        Raise InvalidInput if the state was saved for different weights, a different algorithm or a different model.
-        """
+        """Restore ``state``. Before this call, load the policy's weights that were saved together with ``state``."""
         ...
 
     def close(self) -> None:

@@ -105,10 +105,7 @@ class MemoryAgreement:
 
 
 def _find_failure(message: str | None) -> RanOut | None:
-    """Return the failure of the highest rank whose memory ran out, or None if memory sufficed on all ranks.
-
-    All ranks must call this function together. ``message`` is the error of this rank; None if its memory sufficed.
-    """
+    # All ranks must call this function together.
     failed = torch.tensor(-1 if message is None else dist.get_rank())
     dist.all_reduce(failed, dist.ReduceOp.MAX)
     rank = int(failed)
@@ -120,35 +117,19 @@ def _find_failure(message: str | None) -> RanOut | None:
 
 
 class _Exchanges:
-    """A counter of the exchanges of tensors between the ranks in one micro-batch.
-
-    An exchange ends only after all ranks have taken part. If memory runs out on this rank in a micro-batch, the other
-    ranks still need this rank in the later exchanges of the micro-batch. So this rank runs the micro-batch again, with
-    a single padding token instead of the real tokens. The only purpose is to take part in the later exchanges.
-
-    Example: memory ran out on this rank after 5 exchanges. The other ranks have finished the same 5 exchanges. So this
-    rank, with the padding token, skips the first 5 exchanges and takes part in all later exchanges.
-    """
+    """A counter of the exchanges of tensors between the ranks in one micro-batch."""
 
     def __init__(self) -> None:
         self._count = self._left_out = 0
 
     def begin(self) -> None:
-        """Reset the counter of finished exchanges. Call this method at the beginning of each micro-batch."""
         self._count = self._left_out = 0
 
     def repeat(self) -> None:
-        """Start to count the exchanges from 0 again, for a second run of the micro-batch (see the class).
-
-        The second run skips as many exchanges as the first run finished. Call this method before the second run.
-        """
         self._count, self._left_out = 0, self._count
 
     def run(self, exchange: Callable[[], Any], output: Tensor) -> Any:
-        """Call ``exchange()``, which writes to ``output``, and return the result of the call.
-
-        If the exchange must be skipped (see the class), write zeros to ``output`` and return None.
-        """
+        # If the exchange must be skipped (see the class), write zeros to ``output`` and return None.
         is_left_out = self._count < self._left_out
         result = None if is_left_out else exchange()
         if is_left_out:
@@ -158,7 +139,7 @@ class _Exchanges:
 
 
 class _AllGather(DefaultAllGather):
-    """FSDP's exchange of weights between the ranks. Each call goes through :meth:`_Exchanges.run`."""
+    """FSDP's exchange of weights between the ranks."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges
@@ -168,7 +149,7 @@ class _AllGather(DefaultAllGather):
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    """FSDP's exchange of gradients between the ranks. Each call goes through :meth:`_Exchanges.run`."""
+    """FSDP's exchange of gradients between the ranks."""
 
     def __init__(self, exchanges: _Exchanges) -> None:
         self._exchanges = exchanges

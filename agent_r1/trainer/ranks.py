@@ -62,12 +62,7 @@ class _End:
 
 
 class _Endings:
-    """A list of the rank processes that have ended. :meth:`cause` finds the rank that made the other ranks end.
-
-    If a rank crashes, the other ranks lose their connections to the crashed rank. Then the other ranks can abort with
-    the signal SIGABRT. Sometimes an aborted rank gets into the list before the crashed rank. So the first rank in the
-    list is not always the cause.
-    """
+    """A list of the rank processes that have ended."""
 
     def __init__(self) -> None:
         self._ends: list[_End] = []
@@ -75,17 +70,10 @@ class _Endings:
         self._threads: list[threading.Thread] = []
 
     def watch(self, rank: int, process: RankProcess) -> None:
-        """Start a thread that waits for the end of ``process``. No other code may wait for this process."""
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
 
     def cause(self) -> _End:
-        """Wait until a process has ended. Return rank and exit code of the process that made the other processes end.
-
-        The result is the first of the ended processes that did not abort (SIGABRT). If all ended processes aborted,
-        wait up to ``GRACE_SECONDS`` more seconds for a process that ends in a different way. If no such process ends,
-        the result is the first process that aborted.
-        """
         with self._changed:
             self._changed.wait_for(lambda: self._ends)
             self._changed.wait_for(self._not_aborted, GRACE_SECONDS)
@@ -182,16 +170,11 @@ class RankGroup(Generic[T]):
         return [process.pid for process in self._processes]
 
     def start(self, make: Callable[[], T]) -> None:
-        """Call ``make()`` on each rank. Each rank keeps the result as its object.
-
-        The result of an earlier call is dropped.
-        """
+        """Call ``make()`` on each rank. Each rank keeps the result as its object."""
         self._request(Start(make))
 
     def call(self, request: Callable[[T], Any]) -> list[Any]:
         """Call ``request`` on each rank. Return the results in the order of the ranks.
-
-        The argument of ``request`` is the object that :meth:`start` made on the rank.
 
         Raises:
             AgentR1Error: the request raised this error on a rank.
@@ -237,12 +220,6 @@ class RankGroup(Generic[T]):
             raise self._explain_end() from None
 
     def _explain_failure(self, rank: int, failure: Failure, others: set[int]) -> AgentR1Error:
-        """End all ranks, and return the error that explains why a request failed on ``rank``.
-
-        ``others`` are the ranks that have not answered yet. If ``failure`` contains an AgentR1Error, return this error.
-        Otherwise, if the process of a rank in ``others`` exits within ``GRACE_SECONDS`` seconds, return a RankDied
-        error. Otherwise return an error with the message of ``failure``.
-        """
         if failure.error is not None:
             self.close()
             return failure.error
@@ -254,7 +231,6 @@ class RankGroup(Generic[T]):
         return error
 
     def _has_ended(self, ranks: Collection[int]) -> bool:
-        """Return whether, in the next ``GRACE_SECONDS`` seconds, one of ``ranks`` ends without an answer."""
         deadline = time.monotonic() + GRACE_SECONDS
         silent = [self._pipes[rank] for rank in ranks]
         while silent and (readable := wait(silent, max(0.0, deadline - time.monotonic()))):
@@ -267,7 +243,6 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        """Wait until a rank has ended, end all ranks, and return an error about the rank that caused the end."""
         end = self._endings.cause()
         process = self._processes[end.rank].pid
         self.close()

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import MIN_STD, effective_share
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.trajectory import STATUS_POLICY, Group
-from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import segment_sum
+from agent_r1.core.events import TokenRecord
+from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Group
+from agent_r1.data.batch import TrainingBatch, segment_sum
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status
 from agent_r1.trainer.protocol import POLICY, Module, OptimStats, PassStats, PreparedBatch
 
@@ -173,25 +171,13 @@ def logprobs_before_update(prepared: PreparedBatch, first: PassStats) -> tuple[T
     """Return the log-probabilities of tokens of the batch under the policy before the update.
 
     If an extra pass read the batch before the update, the result contains all tokens of the batch. Otherwise, the
-    result contains the tokens of ``first``, the first pass of the update. The result is a pair of tensors (n,): the
-    indices of the n tokens in the batch, and the log-probabilities of these tokens.
+    result contains the tokens of ``first``, the first pass of the update.
     """
     old = prepared.outputs.old_logprobs
     return (first.tokens, first.logprobs.double()) if old is None else (torch.arange(len(prepared.batch.ids)), old)
 
 
 def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
-    """Return metrics of the reference, the teacher, the critic and the importance weights, if the algorithm has them.
-
-    - ``kl_reference``: mean KL divergence from the reference per token (see :func:`kl_reference`).
-    - ``kl_coefficient``: coefficient of the KL divergence in this update.
-    - ``importance_weight``: mean importance weight of the action tokens; missing if every token has weight 1.
-    - ``correction/effective_share``: effective sample size of the action tokens, divided by the number of these
-      tokens. The weights of the tokens are the importance weights of the algorithm's ``correction``.
-    - ``teacher_top_mass``: sum of the teacher's probabilities of its k most likely tokens; mean over the action tokens.
-    - ``critic/explained_variance``: how well the critic's values V before the update predict the critic's targets G:
-      1 - Var(G - V) / Var(G), over the tokens with a target. Missing if all targets are equal.
-    """
     batch, outputs, weights = prepared.batch, prepared.outputs, prepared.weights
     metrics: dict[str, float] = {}
     if outputs.reference_logprobs is not None:

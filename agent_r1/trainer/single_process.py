@@ -15,12 +15,11 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
-from agent_r1.core.weights import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import by_sequence, plan_passes
-from agent_r1.data.prefix_sharing import PrefixSharing
-from agent_r1.data.sequences import Block
+from agent_r1.data.sequences import Block, PrefixSharing
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
 from agent_r1.model.onednn import has_onednn, use_onednn
@@ -128,10 +127,6 @@ class SingleProcessTrainer:
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
-        """Return the PrefixSharing for ``models``, or None if sharing is off or saves no time.
-
-        If sharing is impossible, return None, or raise InvalidInput if the setting ``share_prefixes`` is "on".
-        """
         used = [model for model in models if model is not None]
         if not wants_sharing(self._config, used):
             return None
@@ -246,11 +241,6 @@ class SingleProcessTrainer:
         pass
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
-        """Run ``work``, a pass over the sequences in ``blocks``, and return the result.
-
-        Each time memory runs out, the pass is repeated with smaller micro-batches.
-        """
-
         def largest(tokens: int) -> int:
             return max(micro.padded_size for micro in plan_passes(blocks, tokens, self._models.sharing).micro_batches)
 
@@ -272,7 +262,6 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the trainer's state by name, without copying them."""
         weights: dict[str, Tensor] = {}
         if self._critic is not None:
             critic = self._critic.weights.named_parameters()
@@ -300,8 +289,7 @@ def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Seq
 def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
     """Return whether the settings ask for shared prefixes. Whether the models can share prefixes is not checked.
 
-    With several ranks, the result is False. With ``share_prefixes`` "auto", each model needs at least ``LARGE_MODEL``
-    parameters.
+    With ``share_prefixes`` "auto", each model needs at least ``LARGE_MODEL`` parameters.
     """
     if config.ranks > 1:
         return False

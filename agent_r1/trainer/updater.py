@@ -10,16 +10,15 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.roles import AgainstRole
+from agent_r1.algorithms.advantages.returns import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
+from agent_r1.core.events import TokenRecord
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
-from agent_r1.core.reward_schedule import RewardSchedule, weights_at
 from agent_r1.core.threads import WorkerThread
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.trajectory import Group
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.trajectory import Group, RewardSchedule, weights_at
 from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
 from agent_r1.data.training_sample import Selection, TrainingSample, select_trainable
@@ -141,11 +140,7 @@ class PolicyUpdater:
         return self._trainer.micro_tokens
 
     def select(self, group: Group) -> SelectedGroup:
-        """Divide the attempts of a group into trainable and excluded attempts.
-
-        Also compute the return of each trainable attempt: the sum of its rewards times their weights. A reward schedule
-        sets the weights for the next update. Call this method when the group arrives, before the next :meth:`update`.
-        """
+        """Divide the attempts of a group into trainable and excluded attempts."""
         weights = weights_at(self._reward_weights, self._reward_schedules, self._step + 1)
         selection = select_trainable([group], weights)
         kept = self._algorithm.select(selection, self._version)
@@ -233,7 +228,6 @@ class PolicyUpdater:
         self._published = None
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
-        """Return the batch of ``samples``, with advantages, loss weights, and the models' outputs before the update."""
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
@@ -274,14 +268,7 @@ class PolicyUpdater:
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
     def _optimize(self, prepared: PreparedBatch, factor: float) -> list[OptimizerStep]:
-        """Take the optimizer steps of one update, one per minibatch and epoch. Return the steps in order.
-
-        Usually each step trains all modules that get a gradient. If ``critic_epochs`` is set, the steps of the critic
-        follow the steps of the policy. A module without a gradient takes no step, because momentum would change its
-        weights.
-
-        Minibatches are random sets of whole trajectories. Only trajectories that contribute to a gradient are used.
-        """
+        # A module without a gradient takes no step, because momentum would change its weights.
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module
         if self._step > self._algorithm.warmup:  # during the warm-up, only the critic is trained

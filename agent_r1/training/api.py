@@ -20,13 +20,12 @@ from agent_r1.core.task import AgentFunction, Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training.build import Placement
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.progress import Progress, StepReport, make_progress
 from agent_r1.training.resume import resolve_resume_config
-from agent_r1.training.run import resume as resume_run
-from agent_r1.training.run import train as start_run
+from agent_r1.training.run import resume as resume_run, train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
 from agent_r1.training.user_task import check_agent, check_tasks, make_taskset
@@ -203,11 +202,6 @@ class _CallbackProgress:
 
 
 def _run_outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Call ``work`` and return its result. If an event loop runs in this thread (as in a notebook), use a new thread.
-
-    While this thread waits for the new thread, Ctrl-C requests a shutdown of the run. If no run is active, Ctrl-C
-    raises KeyboardInterrupt.
-    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

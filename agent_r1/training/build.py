@@ -10,21 +10,24 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, Profiler
-from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Scorer
+from agent_r1.core.trajectory import RewardSchedule, Scorer
+from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine, ProfiledEngine
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.inference.value_guided import ValueGuidedEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.renderers.profiled_renderer import ProfiledRenderer
+from agent_r1.reward_models.judge import Judge, load_judge
+from agent_r1.reward_models.network import is_reward_model, load_reward_model
+from agent_r1.reward_models.scorer import RewardModelScorer
+from agent_r1.rewards.scoring import TERMS, FunctionScorer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.fsdp import FsdpTrainer
@@ -33,14 +36,9 @@ from agent_r1.trainer.rank_trainer import RankTrainer
 from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig
-from agent_r1.training.critics import open_critic
-from agent_r1.training.devices import find_hardware, plan_devices
-from agent_r1.training.extra_rewards import extra_scorers
+from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig, TrainSettings
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
-from agent_r1.training.placement.ray_cluster import RayCluster
-from agent_r1.training.placement.ray_launchers import RayRanks, RayServers
-from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
+from agent_r1.training.policy import Policy, load_teacher, load_trained_policy, open_critic
 from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
@@ -49,8 +47,38 @@ from agent_r1.training.preflight import (
     check_taskset,
     validation_splits,
 )
+from agent_r1.training.ray import RayCluster, RayRanks, RayServers
+from agent_r1.training.servers import VllmServers, find_hardware, plan_devices
 from agent_r1.training.sglang_servers import SglangServers
-from agent_r1.training.vllm_servers import VllmServers
+
+
+def extra_scorers(config: TrainSettings, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
+    """Return the scorers of ``config.extra_rewards``. ``tokenizer`` belongs to the policy.
+
+    Raise InvalidInput if a reward cannot be loaded, or has the name of a reward of the task set.
+    """
+    for name in config.extra_rewards:
+        if name in taskset.rewards:
+            do = "give it another name: the task set has a reward of this name"
+            raise InvalidInput(f"extra_rewards.{name}", got=config.extra_rewards[name], do=do)
+    return tuple(_scorers(config, tokenizer))
+
+
+def _scorers(config: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Scorer]:
+    terms = {name: TERMS[source] for name, source in config.extra_rewards.items() if source in TERMS}
+    if terms:
+        yield FunctionScorer(terms)
+    for name, source in config.extra_rewards.items():
+        if source in TERMS:
+            continue
+        if source.endswith(".toml"):
+            yield Judge(name, load_judge(Path(source)))
+        elif is_reward_model(Path(source)):
+            yield RewardModelScorer(name, load_reward_model(Path(source), tokenizer))
+        else:
+            do = f"give the folder of a reward model, a judge as FILE.toml, or one of {', '.join(TERMS)}"
+            do = f"{suggest(Path(source).name, TERMS)} {do}".strip()
+            raise InvalidInput(f"extra_rewards.{name}", got=source, do=do)
 
 
 def _torch_engine(policy: Policy, config: RunConfig, *, profiler: Profiler = NO_PROFILER) -> InferenceEngine:
@@ -268,7 +296,6 @@ def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]
 
 
 def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    """Return an event if memory requires smaller micro-batches than the settings."""
     tokens = config.trainer.micro_tokens
     if plan.micro_tokens >= tokens:
         return ()
@@ -299,13 +326,7 @@ def group_requests(
 
 
 def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Return ``permutation`` reordered, so that the tasks of each kind are spread evenly.
-
-    Tasks of the same kind keep their order. ``kinds[i]`` is the kind of the task with index i.
-
-    Example:
-        _spread([0, 1, 2, 3, 4, 5], kinds=[1, 1, 2, 2, 2, 2]) == [2, 0, 3, 4, 1, 5]
-    """
+    # Return ``permutation`` reordered, so that the tasks of each kind are spread evenly.
     total, seen, place = Counter(kinds), Counter[int](), dict[int, tuple[float, int]]()
     for index in permutation:
         kind = kinds[index]

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
-from agent_r1.envs.tool_env import ToolEpisode
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.envs.tool_env import ToolEnv, ToolEpisode
+from agent_r1.gateway.episode import ServedModel
+from agent_r1.gateway.server import Gateway
 from agent_r1.rollout.agent_loop import Agent, chat_client
-from agent_r1.rollout.session import Session
-from agent_r1.rollout.session_values import Stopped
+from agent_r1.rollout.session import Session, Stopped
 from agent_r1.rollout.user_code import format_error
+from agent_r1.store.folder import is_run, run_folder
 from agent_r1.training.build import resolve_placement
-from agent_r1.training.config import ChatConfig
-from agent_r1.training.human_input import format_signature
+from agent_r1.training.checkpoint_files import find_trained_model
+from agent_r1.training.config import ChatConfig, EvalConfig
+from agent_r1.training.play import Terminal, format_signature
 from agent_r1.training.policy import load_policy
-from agent_r1.training.terminal import Terminal
 
 HELP = """\
 /tools    list the tools that the model can call
@@ -72,10 +74,6 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
 
 
 def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
-    """Return the environment, the task without its question, and the question.
-
-    The question is "" if the task has none. If ``taskset`` is None, the environment has no tools.
-    """
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
     split = config.split or taskset.evaluation[0]
@@ -121,7 +119,6 @@ class _Chat:
             await self._agent.engine.close()
 
     def _read(self) -> str | None:
-        """Return the next line; None if the person leaves."""
         try:
             text = self._terminal.read("you> ")
         except (EOFError, KeyboardInterrupt):
@@ -130,10 +127,6 @@ class _Chat:
         return None if text.strip() in ("/quit", "/exit") else text
 
     async def _answer(self, message: Message) -> None:
-        """Add ``message`` to the conversation. Then let the model act until the model writes a message without a call.
-
-        The model can act at most ``max_turns`` times.
-        """
         try:
             session, episode = await self._continue(message)
             episode.num_actions = 0  # the limit of actions applies to each message of the person
@@ -154,10 +147,6 @@ class _Chat:
             self._terminal.print(f"(the environment failed: {format_error(error)})")
 
     async def _continue(self, message: Message) -> tuple[Session, ToolEpisode]:
-        """Add ``message`` to the conversation, and return the conversation's session and episode.
-
-        If the conversation is new, open the session and the episode.
-        """
         if self._session is not None and self._episode is not None:
             self.messages = (*self.messages, message)
             return self._session, self._episode
@@ -189,3 +178,30 @@ class _Chat:
             await session.close()
         if episode is not None:
             await episode.close()
+
+
+def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
+    """Serve ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
+
+    Raises InvalidInput if the model cannot be loaded or the port is in use.
+    """
+    torch.set_num_threads(config.threads)
+    folder = run_folder(config.model)
+    name = str(find_trained_model(folder)) if is_run(folder) else config.model
+    policy = load_policy(config.model_copy(update={"model": name}), None, config.engine.dtype)
+    agent = policy.agent(resolve_placement(None, config).engine(policy, config), config, 1.0)
+    run_protected(_serve(agent, config.model, port, key, on_started))
+
+
+async def _serve(agent: Agent, name: str, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    gateway = Gateway(port)
+    try:
+        await gateway.start()
+        on_started(gateway.base_url, gateway.register(ServedModel(agent, name), key))
+        await stopped.wait()
+    finally:
+        await gateway.close()
+        await agent.engine.close()

@@ -14,17 +14,15 @@ from rich.text import Text
 
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
-from agent_r1.core.taskset import TaskSet
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import ScriptedAgent
+from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
 from agent_r1.training.config import CheckConfig
-from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.training.metrics import sum_rewards
 from agent_r1.training.progress import Progress
-from agent_r1.training.reward_totals import sum_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +166,6 @@ def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
     """Return the names of the splits to check: all splits that have tasks.
 
     If ``taskset.whole`` is the name of a split that contains all tasks, return only this name.
-
-    Example:
-        ("train", "validation", "style-a", "style-b", "three-hop")
     """
     if taskset.whole is not None:
         return (taskset.whole,)
@@ -186,7 +181,6 @@ def _has_tasks(taskset: TaskSet, split: str) -> bool:
 
 
 def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
-    """Return ``n`` random tasks in their original order; all tasks if ``n`` is 0 or too large."""
     if n == 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
@@ -232,7 +226,6 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
 async def _play(
     checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
 ) -> list[tuple[SolutionCheck, str | None]]:
-    """Play each solution once. Return (check, reason) for each solution; the reason is None if the solution passed."""
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -15,25 +16,152 @@ from pydantic import (
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
 from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import ProductPrecision
 from agent_r1.core.redaction import redact_url
-from agent_r1.core.reward_schedule import RewardSchedule
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import RewardSchedule
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.config import DecodeConfig, EngineConfig
 from agent_r1.renderers.config import TagsConfig
-from agent_r1.rewards import TERMS
+from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
-from agent_r1.trackers.registry import TrackerName
+from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.placement.config import PlacementConfig
 from agent_r1.workers.config import EnvironmentConfig
+
+RATIO_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 0.01, "bfloat16": 1.0}
+GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 1.0}
+
+
+class MonitorConfig(BaseModel):
+    """Limits of the health checks. Beyond a limit, the monitor warns or stops the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    failure_share: float = Field(default=0.5, gt=0, le=1)
+    """Stop the run if more than this share of the recent attempts failed, or if a tool always fails for the same cause.
+    1: stop in neither case."""
+
+    failure_window: int = Field(default=256, ge=1)
+    """Number of recent attempts in which failures are counted (see failure_share). A good value is the number of
+    attempts in about twelve groups. The monitor counts failures in at most as many attempts as three training steps
+    have, but in at least 32 attempts or the attempts of four groups, whichever are fewer."""
+
+    patience: int = Field(default=3, ge=1)
+    """Stop the run if a metric exceeds its limit in this many consecutive steps. In all of these steps except the last,
+    only warn."""
+
+    idle_steps: int = Field(default=20, ge=1)
+    """Stop the run after this many consecutive steps in which no attempt was trained. Each such step gives a warning.
+    If the run's total number of steps is at most this number, the run only gets the warnings."""
+
+    ratio_deviation: float | None = Field(default=None, gt=0)
+    """Limit of abs(importance ratio - 1) before an update, for tokens sampled with the newest weights. None: the limit
+    is 0.001 if the trainer computes in float32, 0.01 in TF32, and 1 in bfloat16."""
+
+    logprob_gap: float | None = Field(default=None, gt=0)
+    """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
+    newest weights. None: the limit is 0.01 if engine and trainer compute in float32, 0.5 if one computes in TF32, and 1
+    if one computes in bfloat16."""
+
+    gradient_spike: float = Field(default=10.0, gt=1)
+    """Warn if the gradient norm exceeds this multiple of the median of the last 20 gradient norms."""
+
+    entropy_share: float = Field(default=0.1, ge=0, lt=1)
+    """Warn if the policy's entropy is below a limit in each of 5 consecutive steps. The limit is this share of the mean
+    entropy in the first 5 steps of the run."""
+
+    constant_share: float = Field(default=0.9, ge=0, le=1)
+    """Warn if the share of constant groups is above this number in each of 5 consecutive steps. In a constant group,
+    all attempts have equal rewards."""
+
+    critic_steps: int = Field(default=10, ge=1)
+    """Warn if the critic explained less than 5 % of the variance of the returns in this many consecutive steps."""
+
+    true_reward: str = ""
+    """Name of the true reward, which measures the real goal of the run. Warn if the true reward falls while the reward
+    on which the run trains rises. Empty: no check. Example: a run trains on a reward model, and the true reward is em
+    (exact match)."""
+
+    true_reward_steps: int = Field(default=5, ge=2)
+    """Number of steps in a period. The check of the true reward compares two periods of equal length. One period
+    consists of the last steps. The other period consists of the earlier consecutive steps with the highest mean true
+    reward."""
+
+    def ratio_limit(self, trainer: ProductPrecision) -> float:
+        """Return the limit of abs(importance ratio - 1).
+
+        If ``ratio_deviation`` is None, the limit depends on the argument ``trainer``, which is the precision in which
+        the trainer computes.
+        """
+        return self.ratio_deviation or RATIO_LIMITS[trainer]
+
+    def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
+        """Return the limit of the difference between a token's log-probabilities in engine and trainer.
+
+        If ``logprob_gap`` is None, the limit depends on the arguments ``trainer`` and ``engine``, which are the
+        precisions in which the trainer and the engine compute.
+        """
+        return self.logprob_gap or max(GAP_LIMITS[trainer], GAP_LIMITS[engine])
+
+
+Launcher = Literal["processes", "ray"]
+"""What starts the ranks of the trainer and the vLLM servers: the run itself ("processes"), or Ray ("ray")."""
+
+LOOPBACK = "127.0.0.1"
+
+
+class PlacementConfig(BaseModel):
+    """Settings: what starts the ranks and the vLLM servers of a run, and which resources each process gets.
+
+    Example:
+        PlacementConfig(launcher="ray", cpus=0.5)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    launcher: Launcher = "processes"
+    """What starts the ranks and vLLM servers. processes: the run itself, on this machine. ray: Ray, on the machines of
+    a cluster; see docs/scaling.md."""
+
+    address: str = ""
+    """Address of a running Ray cluster, such as 10.0.0.5:6379. Empty: the run starts Ray on this machine, and stops it
+    at the end."""
+
+    host: str = LOOPBACK
+    """Address of this machine in the Ray cluster, such as 10.0.0.5. Ranks connect to the run at this address."""
+
+    cpus: float = Field(default=1.0, gt=0, le=4096)
+    """CPU cores that Ray reserves for each rank and each server, such as 0.5."""
+
+    start_seconds: float = Field(default=300.0, gt=0)
+    """Time limit in seconds for Ray to reserve the resources, and for the ranks to start."""
+
+    @field_validator("host")
+    @classmethod
+    def _require_ipv4(cls, value: str) -> str:
+        try:
+            ipaddress.IPv4Address(value)
+        except ValueError:
+            raise ValueError("give an IPv4 address, such as 10.0.0.5") from None
+        return value
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        changed = [name for name, field in type(self).model_fields.items() if dict(self)[name] != field.default]
+        if changed and self.launcher != "ray":
+            raise ValueError("these settings have an effect only with placement.launcher ray: give that")
+        if self.host != LOOPBACK and not self.address:
+            raise ValueError("placement.host needs placement.address: a Ray that the run starts listens on loopback")
+        return self
+
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
@@ -95,7 +223,7 @@ class TasksetConfig(BaseModel):
 
     @field_serializer("corpus", "data", when_used="json-unless-none")
     def _without_credentials(self, value: str | Path) -> str:
-        """Remove credentials from addresses, because a run stores its settings."""
+        # Remove credentials from addresses, because a run stores its settings.
         return redact_url(str(value))
 
 
@@ -390,10 +518,74 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
     """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
 
-    ``layers`` are the settings by source, such as the command line. If a layer sets ``algorithm.correction``, the
-    algorithm is unchanged.
+    If a layer sets ``algorithm.correction``, the algorithm is unchanged.
     """
     from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, layers)
     return with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
+
+
+class CriticConfig(BaseModel):
+    """Settings of the training of a critic on the recorded attempts of a run."""
+
+    section: ClassVar[str] = "Critic"
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    run: str
+    """Run whose attempts the critic learns from: a name in runs/, or a folder."""
+
+    out: Path | None = None
+    """Folder for the critic. An old critic in this folder is replaced. Empty: the subfolder "critic" of the run."""
+
+    model: str = ""
+    """Model that the critic starts from. Empty: the final model of the run that made the attempts, or the newest
+    checkpoint if the run has no final model."""
+
+    attempts: int = Field(default=0, ge=0)
+    """Number of newest attempts to learn from; 0: all. The policy that the critic will guide should have made
+    these attempts."""
+
+    held_out: float = Field(default=0.2, gt=0, lt=1)
+    """Share of tasks that the critic is not trained on. The attempts at these tasks measure the critic."""
+
+    epochs: int = Field(default=4, ge=1)
+    """Passes over the attempts."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """Attempts per optimizer step."""
+
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    """Learning rate of AdamW at the first step. The rate falls linearly to 0."""
+
+    reads_logprobs: bool = True
+    """Whether the critic also reads the log-probability of each sampled token."""
+
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Seed of the held-out tasks and of the order of the attempts."""
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Device of the critic: auto (a GPU if there is one), cpu, cuda, cuda:N."""
+
+    threads: int = Field(default=1, ge=1, le=256)
+    """Number of torch threads."""
+
+
+class WorkerConfig(TasksetConfig):
+    """Settings of an environment worker."""
+
+    section: ClassVar[str] = "Environment worker"
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Every address except loopback needs a token."""
+
+    port: int = Field(default=8200, ge=0, le=65535)
+    """Port to listen on; 0: any free port."""
+
+    max_episodes: int = Field(default=1024, ge=1)
+    """Maximum number of episodes at the same time."""
+
+    idle_seconds: float = Field(default=900.0, gt=0)
+    """Seconds without a request after which an episode is closed. Give more than the longest time between two
+    actions."""

@@ -18,32 +18,23 @@ from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
-from agent_r1.gateway import AgentProgramEnv
+from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.config import DecodeConfig
-from agent_r1.inference.value_guided import ValueGuidedEngine
-from agent_r1.rewards import final_answer
+from agent_r1.inference.guidance import ValueGuidedEngine
+from agent_r1.rewards.answers import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
 from agent_r1.rollout.session import Rollout
 from agent_r1.rollout.turn_beam import BeamSearch, TurnBeam
-from agent_r1.store import is_run, run_folder
+from agent_r1.store.folder import is_run, run_folder
 from agent_r1.store.reader import RunReader
-from agent_r1.training.agent_programs import make_rollout
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig
-from agent_r1.training.critics import open_critic
-from agent_r1.training.environment_workers import close_environments, with_environments
-from agent_r1.training.eval_metrics import (
-    EXACT_MATCH,
-    EvalResult,
-    majority_score,
-    mean_logprob,
-    pass_at_k,
-    score_trajectory,
-)
-from agent_r1.training.null_recorder import NullRecorder, no_gate
-from agent_r1.training.policy import Policy, load_policy
+from agent_r1.training.environments import close_environments, make_rollout, with_environments
+from agent_r1.training.metrics import EXACT_MATCH, EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
+from agent_r1.training.policy import Policy, load_policy, open_critic
 from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import Progress
 from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, make_cell, normal_interval
@@ -189,9 +180,6 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
     """Return measures of the task set's retriever, such as its recall, for each evaluation split.
 
     Splits without measures are left out. If ``taskset.retrieval`` is None, the result is {}.
-
-    Example:
-        {"test": {"recall@5": 0.62}}
     """
     if taskset.retrieval is None:
         return {}
@@ -228,7 +216,6 @@ def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapp
 
 
 def _report_failures(method: str, split: str, answers: Sequence[EvalResult], progress: Progress) -> None:
-    """Print how many attempts failed, and the most common reason. The result table counts failures as wrong answers."""
     reasons = Counter(answer.failure for answer in answers if answer.failure is not None)
     for reason, count in reasons.most_common(1):
         progress.print_line(

@@ -9,10 +9,10 @@ import torch
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.returns import Zero
+from agent_r1.algorithms.loss_terms import SecondMoment
 from agent_r1.algorithms.ops import importance_ratio
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.registry import parameters
-from agent_r1.algorithms.token_masks import SecondMoment
 from agent_r1.algorithms.types import TokenOutputs
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.training.config import TrainConfig
@@ -46,10 +46,7 @@ class InactiveSettings:
 
 
 def inactive_settings(config: TrainConfig) -> tuple[InactiveSettings, ...]:
-    """Return the algorithm's settings that cannot change any update of the run, grouped by reason.
-
-    Rounding errors do not count as changes. The result depends only on the configuration.
-    """
+    """Return the algorithm's settings that cannot change any update of the run, grouped by reason."""
     found = (_of_ratio(config), _of_mismatch(config), _of_critic(config), _of_limits(config))
     return tuple(settings for group in found for settings in group)
 
@@ -64,7 +61,6 @@ def chosen_inactive_settings(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _settings(config: TrainConfig) -> dict[str, object]:
-    """Return the settings of algorithm and trainer by dotted key, such as ``algorithm.loss.clip_high``."""
     of_algorithm = {f"algorithm.{name}": value for name, value in parameters(config.algorithm).items()}
     return {**of_algorithm, **{f"trainer.{name}": value for name, value in config.trainer}}
 
@@ -74,10 +70,6 @@ def _values(settings: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect if the advantage is always 0, or if every importance ratio is 1.
-
-    If neither condition holds under ``config``, nothing is yielded.
-    """
     algorithm, loss = config.algorithm, config.algorithm.loss
     fields = [f"algorithm.loss.{field}" for field, value in loss if field != "name" and value is not None]
     if isinstance(algorithm.advantage, Zero) and not loss.regularizes:
@@ -105,10 +97,6 @@ def _of_ratio(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield the settings that have no effect if engine and trainer have equal log-probabilities.
-
-    If the log-probabilities can differ under ``config``, nothing is yielded.
-    """
     algorithm = config.algorithm
     if not _samples_match(config):
         return
@@ -133,7 +121,6 @@ def _of_mismatch(config: TrainConfig) -> Iterator[InactiveSettings]:
 
 
 def _of_critic(config: TrainConfig) -> Iterator[InactiveSettings]:
-    """Yield ``value_clip`` if the critic takes only one optimizer step per batch. Then ``value_clip`` has no effect."""
     epochs, minibatches = config.trainer.critic_epochs, config.trainer.critic_minibatches
     steps = _policy_steps(config) if epochs is None else epochs * minibatches
     if isinstance(config.algorithm.advantage, WithCritic) and steps == 1:
@@ -170,18 +157,12 @@ def _policy_steps(config: TrainConfig) -> int:
 
 
 def _samples_match(config: TrainConfig) -> bool:
-    """Return whether engine and trainer have equal log-probabilities before each update, up to rounding in float32."""
     if config.decode.method != "plain":
         return False
     return config.max_staleness == 0 and config.engine.dtype == config.trainer.dtype == "float32" and not config.tf32
 
 
 def _is_policy_gradient(loss: PolicyLoss, spread: float) -> bool:
-    """Return whether ``loss`` seems to have the gradient of -A log pi while the importance ratio is near 1.
-
-    A is the advantage, and pi is the probability of the token. Near 1 means |log r| <= ``spread`` for the ratio r. Only
-    six cases are tested: A = 1 and A = -1, each with log r = -``spread``, 0 and ``spread``.
-    """
     advantage = torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0, 1.0])
     # log pi = 0: a change of r then changes the probability pi most
     logprobs = torch.zeros(6, requires_grad=True)

@@ -7,10 +7,12 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent_r1.core.errors import AgentR1Error, InvalidInput
+from transformers import PreTrainedModel
+
+from agent_r1.core.errors import AgentR1Error, EngineError, InvalidInput
 from agent_r1.core.events import (
     AttemptFate,
     Event,
@@ -21,32 +23,115 @@ from agent_r1.core.events import (
     StepTimings,
     TokensRecorded,
 )
-from agent_r1.core.profile import Part
+from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
+from agent_r1.core.profile import Part, Profiler, StepProfile, format_profile, mean_profile
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
-from agent_r1.rewards import ShuffledScorer
-from agent_r1.rollout.collector import Collector
-from agent_r1.rollout.staleness import StalenessController
+from agent_r1.inference.policy_engine import WeightFolders
+from agent_r1.model.adapter import has_adapter, merged_copy
+from agent_r1.model.weights import DTYPES, weights_checksum
+from agent_r1.rewards.scoring import ShuffledScorer
+from agent_r1.rollout.collector import Collector, StalenessController
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.report import Outcome, Trained
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
-from agent_r1.training.agent_programs import make_rollout
 from agent_r1.training.build import Runtime, group_requests, rollout_limits
-from agent_r1.training.checkpoint.files import TrainProgress
-from agent_r1.training.checkpoint.manager import CheckpointManager
-from agent_r1.training.checkpoint.restore import ResumeState
+from agent_r1.training.checkpoint_files import TrainProgress
+from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.eval_metrics import score_trajectory
+from agent_r1.training.environments import make_rollout
 from agent_r1.training.evaluate import extra_measures, with_temperature
-from agent_r1.training.monitor.health_monitor import HealthMonitor
-from agent_r1.training.monitor.reward_hacking import proxy_metrics
-from agent_r1.training.profile_log import ProfileLog
+from agent_r1.training.metrics import REWARD_MEAN, compute_rollout_metrics, reward_means, score_trajectory
+from agent_r1.training.monitor import HealthMonitor, proxy_metrics
 from agent_r1.training.progress import Progress, StepReport
-from agent_r1.training.publisher import WeightPublisher
-from agent_r1.training.reward_totals import REWARD_MEAN, reward_means
-from agent_r1.training.rollout_metrics import compute_rollout_metrics
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
+
+
+class ProfileLog:
+    """A log of the profile of each step.
+
+    ``every`` is the number of steps between two printed tables; 0: no tables.
+    """
+
+    def __init__(self, profiler: Profiler, every: int, progress: Progress) -> None:
+        self._profiler, self._every, self._progress = profiler, every, progress
+        self._profiles: list[StepProfile] = []
+        profiler.take()  # drop the time before the first step
+
+    def take(self) -> dict[str, float]:
+        """End a step, and return its profile as numbers by name; {} if nothing is measured."""
+        profile = self._profiler.take()
+        if self._every:
+            self._profiles.append(profile)
+        return profile.timings()
+
+    def on_step(self, step: int, is_last: bool) -> None:
+        """Print a mean profile, every N steps and after the last step. N is the constructor's argument ``every``.
+
+        If ``is_last`` is true, the mean is over all steps. Otherwise, the mean is over the last N steps. If N is 0,
+        nothing is printed.
+        """
+        if not self._every or not (is_last or step % self._every == 0):
+            return
+        shown = self._profiles if is_last else self._profiles[-self._every :]
+        title = f"time of a step, mean of {len(shown)}"
+        self._progress.print_line(format_profile(mean_profile(shown), title))
+
+
+class WeightPublisher:
+    """A service that sends the trainer's weights to an engine.
+
+    If engine and trainer share memory, the engine gets the trainer's model, with its adapter (if the model has an
+    adapter). Otherwise the adapter is merged into the weights, and the weights are written to a folder
+    (:class:`~agent_r1.inference.policy_engine.WeightFolders`).
+    """
+
+    def __init__(self, engine: InferenceEngine, run_folder: Path) -> None:
+        self._engine = engine
+        self._folders = WeightFolders(run_folder, engine.capabilities.dtype)
+
+    async def publish(self, update: WeightUpdate) -> PolicyVersion:
+        """Send the weights of ``update`` to the engine, and return the version of the engine's weights.
+
+        If the engine serves the sent weights, the result is ``update.version``. Any other result shows that the engine
+        serves different weights.
+
+        Raises EngineError if the weights cannot be written or loaded, or if the engine does not support
+        ``update.transport``.
+        """
+        transports = self._engine.capabilities.transports
+        sent = await run_in_thread(self._for_engine, update)
+        if update.transport in transports:
+            served = await self._engine.update_weights(sent)
+        elif update.transport == "shared_memory" and "safetensors" in transports:
+            folder = await run_in_thread(self._write, sent)
+            served = await self._engine.update_weights(replace(sent, transport="safetensors", handle=folder))
+        else:
+            got = f"the trainer publishes by {update.transport!r}"
+            raise EngineError(f"{got}, and the engine takes {sorted(transports)}")
+        return update.version if served == sent.version else served
+
+    def _for_engine(self, update: WeightUpdate) -> WeightUpdate:
+        capabilities, model = self._engine.capabilities, update.handle
+        if not capabilities.checksum:
+            update = replace(update, version=replace(update.version, checksum=None))
+        if not isinstance(model, PreTrainedModel):
+            return update
+        if update.transport not in capabilities.transports and has_adapter(model):
+            model = merged_copy(model)
+        dtype = None if capabilities.dtype is None else DTYPES[capabilities.dtype]
+        is_cast = dtype is not None and any(parameter.dtype != dtype for parameter in model.parameters())
+        if update.version.checksum is None or (model is update.handle and not is_cast):
+            return replace(update, handle=model)
+        return replace(update, version=replace(update.version, checksum=weights_checksum(model, dtype)), handle=model)
+
+    def close(self) -> None:
+        self._folders.close()
+
+    def _write(self, update: WeightUpdate) -> Path:
+        assert isinstance(update.handle, PreTrainedModel)
+        return self._folders.write(update.handle, update.version.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +172,6 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
 
 
 async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
-    """Train until the last step.
-
-    Each step waits for the next groups in the order in which the groups were requested. Then the step updates the
-    policy in a thread, publishes the new weights, and is recorded.
-    """
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
     measure = runtime.profiler.measure
     progress = run.start.progress
@@ -153,11 +233,6 @@ def _make_staleness_controller(config: TrainConfig, progress: TrainProgress, ver
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:
-    """Update the policy with the groups of a step.
-
-    Raises:
-        InvalidInput: an advantage estimator or a policy loss of the user's own raised an error.
-    """
     algorithm = run.runtime.config.algorithm
     try:
         return await run.runtime.updater.update(batch)
@@ -171,10 +246,6 @@ async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateRep
 
 @asynccontextmanager
 async def _saving_on_shutdown(manager: CheckpointManager) -> AsyncIterator[None]:
-    """Save the latest completed step if the ``async with`` block raises ShutdownRequested.
-
-    If the block raises any other error, wait until no save is running.
-    """
     try:
         yield
     except ShutdownRequested:
@@ -192,8 +263,6 @@ async def _gather(
     monitor: HealthMonitor,
     progress: Progress,
 ) -> list[SelectedGroup]:
-    """Return the groups of a step. For each group without a training signal, request one more group (a refill), as long
-    as the controller ``staleness`` allows refills."""
     batch: list[SelectedGroup] = []
     while len(batch) < staleness.groups_wanted:
         selected = updater.select(await anext(groups))
@@ -214,13 +283,6 @@ async def _record_step(
     measured: dict[str, float],
     timings: dict[str, float],
 ) -> None:
-    """Record the events of a step in one transaction, and show the step on the progress display.
-
-    Args:
-        published: the event about the new weights; () if the weights did not change.
-        measured: metrics of the validation and of the check for reward hacking.
-        timings: the seconds of each phase of the step, and the counters of the engine.
-    """
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     results = [score_trajectory(trajectory) for trajectory in trajectories]

@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.prefix_sharing import MAX_TREE
-from agent_r1.inference.cache_pages import kv_cache_bytes
+from agent_r1.data.sequences import MAX_TREE
+from agent_r1.inference.kv_cache import kv_cache_bytes
 from agent_r1.inference.native_decode import wants_native
 from agent_r1.model.adapter import count_adapter
 from agent_r1.model.forward import may_use_tree_attention
@@ -73,12 +73,6 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that a run needs to train ``model``, with the largest micro-batches that fit.
 
-    At first, the size of the micro-batches is ``trainer.micro_tokens``. As long as the run does not fit, the size is
-    halved, but not below ``context`` tokens. A model on the device "meta" stands for a model on a GPU.
-
-    ``context`` is the maximum number of tokens in a sequence. ``available`` is the free memory in bytes, after the
-    weights of ``model`` were loaded.
-
     Raises:
         InvalidInput: even the smallest micro-batches do not fit. The error suggests settings that need less memory.
     """
@@ -92,11 +86,6 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
-    """Yield sizes of micro-batches in tokens: the configured size, then halves, down to ``context``.
-
-    Example:
-        8192, 4096, 3000 for the configured size 8192 and ``context`` 3000
-    """
     tokens = config.trainer.micro_tokens
     while tokens > context:
         yield tokens
@@ -167,10 +156,6 @@ def _count_weights(model: PreTrainedModel) -> int:
 
 
 def _without_data(model: PreTrainedModel, compute: Callable[[], int]) -> int:
-    """Return ``compute()``. If this call raises an error other than InvalidInput, log a warning and return 0.
-
-    ``compute`` runs ``model`` on tensors without data, which some models do not support.
-    """
     try:
         return compute()
     except InvalidInput:
@@ -206,11 +191,6 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
 
 
 def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available: int, shares: bool) -> str:
-    """Return advice for a run that does not fit into memory.
-
-    Settings that save memory are added in a fixed order, until one sequence fits into memory. If one sequence does not
-    fit into memory even with all of these settings, the context is also halved, if necessary several times.
-    """
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
     steps: list[dict[str, Any]] = [
@@ -247,11 +227,7 @@ def _options(settings: Mapping[str, Any]) -> str:
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Return the available memory of a device in bytes.
-
-    On a CPU, the limits of this process's control groups (cgroups) count too. ``root`` contains the folders ``proc``
-    and ``sys``.
-    """
+    """Return the available memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_machine_memory(root), *_group_memory(root))
@@ -266,10 +242,6 @@ def _machine_memory(root: Path) -> int:
 
 
 def _group_memory(root: Path) -> list[int]:
-    """Return the free bytes of each control group (cgroup v1 or v2) that limits the memory of this process.
-
-    If no control group has a limit, return the machine's available memory.
-    """
     free = []
     for base, limit, used in (
         (root / "sys/fs/cgroup", "memory.max", "memory.current"),

@@ -20,15 +20,14 @@ from rich.table import Table as Grid
 from rich.text import Text
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.model.folders import find_folder
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.pass_memory import kv_bytes_per_token
 from agent_r1.model.weights import DTYPES
-from agent_r1.training.devices import gpus_per_server
 from agent_r1.training.memory_estimate import GIB, plan_memory
 from agent_r1.training.plan_config import GPUS, MODEL_SHAPES, Gpu, PlanConfig
+from agent_r1.training.servers import gpus_per_server
 from agent_r1.training.simulation import AttemptLoad, Cluster, GroupLoad, Schedule, TurnLoad, simulate
 from agent_r1.training.step_costs import ModelSize, RecordedRun, engine_on, measure_cluster, slower, trainer_on
 
@@ -100,11 +99,7 @@ def render_plan(plan: Plan) -> Lines:
 
 
 def plan_recorded(config: PlanConfig, runs: Sequence[RecordedRun]) -> Plan:
-    """Return how long a training step with the settings ``config`` will take on the machine that recorded ``runs``.
-
-    The training step is simulated. All of ``runs`` determine the cost of each operation in the simulation. The attempts
-    in the simulation are drawn from ``runs[0]``.
-    """
+    """Return how long a training step with the settings ``config`` will take on the machine that recorded ``runs``."""
     cluster = slower(measure_cluster(runs, config.clock), config.load)
     groups = _draw_groups(config, RECORDED_STEPS * config.groups_per_step, runs[0].groups)
     machine = f"the machine of the recorded run, by its {config.clock} time"
@@ -168,12 +163,7 @@ def _plan_division(
 
 
 def _with_division(config: PlanConfig, ranks: int) -> PlanConfig:
-    """Return a copy of ``config`` for a trainer with ``ranks`` ranks.
-
-    In the copy, ``engine.backend`` is "embedded" if ``config.gpus`` is 1, and "vllm" otherwise.
-    ``trainer.share_prefixes`` is "off", so the plan predicts a run without shared prefixes. If ``ranks`` is 1, the real
-    run may share prefixes. Then the run can be faster and need less memory than the plan predicts.
-    """
+    # In the copy, ``engine.backend`` is "embedded" if ``config.gpus`` is 1, and "vllm" otherwise.
     backend = "embedded" if config.gpus == 1 else "vllm"
     update = {
         "trainer": config.trainer.model_copy(update={"ranks": ranks, "share_prefixes": "off"}),
@@ -263,11 +253,6 @@ def _gpu_of(config: PlanConfig) -> Gpu:
 
 
 def _draw_groups(config: PlanConfig, count: int, recorded: Sequence[GroupLoad]) -> list[GroupLoad]:
-    """Return ``count`` simulated groups.
-
-    The attempts of a group are drawn from one random group of ``recorded``. If ``recorded`` is empty, the lengths of
-    actions are random.
-    """
     draw = random.Random(config.seed)
     recorded = [group for group in recorded if group]
 
@@ -293,11 +278,6 @@ def _draw_attempt(config: PlanConfig, draw: random.Random) -> AttemptLoad:
 
 
 def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -> AttemptLoad:
-    """Return the attempt with the tool latency ``config.tool_seconds`` (if given) in all turns except the last.
-
-    If ``config.tool_p99`` is given, the latency is log-normal. Its median is ``tool_seconds``, and ``tool_p99`` is its
-    99th percentile.
-    """
     if config.tool_seconds is None:
         return attempt
     median, high = config.tool_seconds, config.tool_p99
@@ -309,15 +289,6 @@ def _with_tools(attempt: AttemptLoad, config: PlanConfig, draw: random.Random) -
 def _predict(
     config: PlanConfig, cluster: Cluster, groups: Sequence[GroupLoad], steps: int
 ) -> tuple[StepPrediction, ...]:
-    """Return two predictions: first for synchronous training, then for asynchronous training.
-
-    The staleness of asynchronous training is ``config.max_staleness``, but at least 1.
-
-    ``groups`` holds the groups of all simulated steps, and ``steps`` is the number of these steps. At most
-    ``MAX_ENGINES`` engines are simulated. If the cluster has more engines, a simulated step has fewer groups than a
-    real step. Then the trainer's cost per token is multiplied by (groups of a real step) / (groups of a simulated
-    step), so that the update takes as long as in a real step.
-    """
     engines = min(cluster.engines, MAX_ENGINES)
     size = len(groups) // steps
     share = size / config.groups_per_step

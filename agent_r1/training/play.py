@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,18 +15,125 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from agent_r1.core.errors import EngineError, InvalidInput
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec, parts_text
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolSpec
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import ScriptedAgent
+from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
 from agent_r1.training.config import PlayConfig
-from agent_r1.training.human_input import HELP, format_signature, parse_line
-from agent_r1.training.null_recorder import NullRecorder, no_gate
-from agent_r1.training.reward_totals import RewardTotals, sum_rewards
-from agent_r1.training.terminal import Terminal
+from agent_r1.training.metrics import RewardTotals, sum_rewards
+
+HELP = """\
+NAME text            call a tool that needs one argument, as in: search Alba
+/NAME {"key": ..}    call a tool with its arguments as JSON
+?                    show this again; Ctrl-D leaves
+Anything else is sent as it is, tags included. A line that ends with \\ continues on the next one."""
+
+
+def format_signature(tool: ToolSpec) -> str:
+    """Return a tool's name, arguments and first line of description, in one line.
+
+    Example:
+        "search(query: string)  Find a page."
+    """
+    required = set(tool.parameters.get("required", ()))
+    properties: Mapping[str, Mapping[str, Any]] = tool.parameters.get("properties", {})
+    arguments = [
+        f"{name}{'' if name in required else '?'}: {schema.get('type', 'any')}" for name, schema in properties.items()
+    ]
+    description = tool.description.splitlines()[0] if tool.description else ""
+    return f"{tool.name}({', '.join(arguments)})  {description}".rstrip()
+
+
+def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
+    """Return the assistant message for a line that a person typed.
+
+    - "/NAME ARGUMENTS" is a call, even if no tool has this name. ARGUMENTS must be a JSON object.
+    - "NAME ARGUMENTS" is a call if a tool has this name. If ARGUMENTS starts with "{", ARGUMENTS must be a JSON object.
+      Otherwise, ARGUMENTS is the value of one argument.
+    - Any other line is text.
+
+    If a required JSON object is not valid, no error is raised. The text of the returned message then contains a
+    malformed call, and the environment answers this message with an explanation.
+
+    Example:
+        parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
+    """
+    name, _, rest = line.strip().partition(" ")
+    if name.startswith("/") and len(name) > 1:
+        return _call_with_json(name[1:], rest.strip() or "{}")
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
+        return Message.assistant(line)
+    if rest.lstrip().startswith("{"):
+        return _call_with_json(name, rest)
+    return _call(name, _single_argument(tool, rest.strip()))
+
+
+def _single_argument(tool: ToolSpec, text: str) -> Mapping[str, Any]:
+    required = tool.parameters.get("required", ())
+    names = required if len(required) == 1 else list(tool.parameters.get("properties", {}))[:1]
+    if not text or not names:
+        return {"": text} if text else {}
+    if tool.parameters["properties"][names[0]].get("type") == "string":
+        return {names[0]: text}
+    try:
+        return {names[0]: json.loads(text)}
+    except ValueError:
+        return {names[0]: text}
+
+
+def _call_with_json(name: str, arguments: str) -> Message:
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        parsed = None
+    if isinstance(parsed, dict):
+        return _call(name, parsed)
+    return Message.assistant(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>')
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> Message:
+    return Message("assistant", (Text(""),), (ToolCall("call_0", name, arguments, ""),))
+
+
+class Terminal:
+    """An object that reads lines from standard input (a terminal or a pipe), and prints messages on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def print(self, text: str) -> None:
+        """Print a text. Control characters are replaced, so that the text cannot control the terminal."""
+        safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+        self._console.print(Line(safe), soft_wrap=True)
+
+    def show(self, messages: Sequence[Message]) -> None:
+        """Print messages with their calls. An image is printed as its type, its size and its hash."""
+        for message in messages:
+            calls = (f"{call.name}({json.dumps(call.arguments, ensure_ascii=False)})" for call in message.calls)
+            self.print(f"{message.role}: {' '.join(filter(None, (parts_text(message.parts), *calls)))}")
+
+    def read(self, prompt: str = "> ") -> str:
+        """Print ``prompt``, and return the text that the person types."""
+        text = self._read_line(prompt)
+        while text.endswith("\\"):
+            text = text[:-1] + "\n" + self._read_line(". ")
+        return text
+
+    def _read_line(self, prompt: str) -> str:
+        # Ctrl-C raises KeyboardInterrupt at once. asyncio's own handler would wait for the event loop, which is
+        # blocked.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            line = input(prompt)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        if not sys.stdin.isatty():
+            self.print(line)
+        return line.encode("utf-8", "replace").decode("utf-8")
+
 
 EPISODE_SECONDS = 86400.0
 
@@ -101,7 +211,6 @@ class HumanPlayer:
         self._terminal.print("\n".join(("", *(f"tool: {format_signature(tool)}" for tool in self._tools), HELP, "")))
 
     def _read(self) -> str:
-        """Return the next non-empty text that the person types. For "?", print the help and read again."""
         while True:
             text = self._terminal.read()
             if text.strip() == "?":

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_r1.core.errors import InvalidInput, UnsupportedChat
-from agent_r1.core.inference import InferenceEngine, SamplingParams
-from agent_r1.core.packages import require_extra
+from agent_r1.core.errors import InvalidInput, UnsupportedChat, require_extra
+from agent_r1.core.inference import Dtype, InferenceEngine, SamplingParams
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.weights import Dtype
+from agent_r1.inference.config import DecodeConfig
+from agent_r1.inference.guidance import Critic
 from agent_r1.model.adapter import add_adapter, has_adapter
-from agent_r1.model.device import choose_device, set_product_precision
-from agent_r1.model.folders import find_folder
+from agent_r1.model.folders import NAMED_MODELS, find_folder, first_line
 from agent_r1.model.load import load_images, load_model, load_stop_ids, load_tokenizer
-from agent_r1.model.names import NAMED_MODELS
+from agent_r1.model.value_head import ValueModel, build_value_model, load_value_model
 from agent_r1.model.vision import ImageProcessor
-from agent_r1.model.weights import DTYPES
+from agent_r1.model.weights import DTYPES, choose_device, set_product_precision
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.context_policy import build_context_policy
+from agent_r1.store.folder import is_run, run_folder
+from agent_r1.store.manifest import list_checkpoints
+from agent_r1.store.reader import RunReader
+from agent_r1.training.checkpoint_files import saved_tensors
 from agent_r1.training.config import RunConfig, TrainConfig
 
 
@@ -133,11 +140,50 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
 
 
 def _context_bounds(model: PreTrainedModel) -> list[int]:
-    """Return the model's limits on the number of tokens in a sequence, such as [32768, 4096].
-
-    The limits are the number of positions and the sliding window. A limit that the model lacks is left out.
-    """
     settings = model.config.get_text_config()
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     bounds = (getattr(settings, "max_position_embeddings", None), window)
     return [bound for bound in bounds if bound]
+
+
+CRITIC = "critic."
+
+
+def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
+    """Load the critic of ``config`` to the device of ``policy``, and return the critic's value function.
+
+    Raise InvalidInput if there is no such critic, or if the critic's vocabulary is too small for the policy.
+    """
+    model, vocabulary = load_critic(config.critic), int(policy.config.get_text_config().vocab_size)
+    embedded = int(model.backbone.config.get_text_config().vocab_size)
+    if embedded < vocabulary:
+        got = f"{config.critic}, which knows {embedded} tokens of the policy's {vocabulary}"
+        raise InvalidInput("decode.critic", got=got, do="give a critic that was trained on attempts of this model")
+    return Critic(model.to(policy.device))
+
+
+def load_critic(name: str) -> ValueModel:
+    """Return the critic from the folder of a value model, or from the newest checkpoint of a run."""
+    run = run_folder(name)
+    return _load_from_run(run) if is_run(run) else load_value_model(Path(name), torch.float32)
+
+
+def _load_from_run(run: Path) -> ValueModel:
+    with closing(RunReader(run)) as reader:
+        config = reader.config()
+    do = f"train one with 'agent-r1 train-critic --run {run}'"
+    if config["trainer"]["lora"]["rank"]:
+        raise InvalidInput("decode.critic", got=f"{run}, a run with LoRA", do=do)
+    newest = next(iter(list_checkpoints(run)), None)
+    try:
+        state = {} if newest is None else saved_tensors(newest)
+        weights = {name.removeprefix(CRITIC): state[name] for name in state if name.startswith(CRITIC)}
+        if not weights:
+            raise InvalidInput("decode.critic", got=f"{run}, which has no checkpoint with a critic", do=do)
+        model = build_value_model(load_model(str(config["model"]), torch.float32), "logprob_input.weight" in weights)
+        model.load_state_dict(weights)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise InvalidInput(
+            "decode.critic", got=f"{run}, whose critic fails with: {first_line(error)}", do=do
+        ) from error
+    return model.eval()

@@ -8,7 +8,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Correction
 from agent_r1.algorithms.validation import incompatibilities
 from agent_r1.core.events import LogEvent
-from agent_r1.core.weights import Dtype
+from agent_r1.core.inference import Dtype
 
 PRECISION = "precision"
 
@@ -16,14 +16,8 @@ PRECISION = "precision"
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
     """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
 
-    The correction is an importance weight per token. No correction is added if ``algorithm`` already has a correction,
-    if ``algorithm`` cannot have a correction, or if the user gave a setting of the correction.
-
-    Args:
-        trainer: the data type in which the trainer computes.
-        engine: the data type in which the engine computes.
-        given: the dotted keys of the settings that the user gave. The settings of the correction have keys that begin
-            with ``algorithm.correction``.
+    No correction is added if ``algorithm`` already has a correction, if ``algorithm`` cannot have a correction, or if
+    the user gave a setting of the correction.
     """
     if trainer == engine or any(key.startswith("algorithm.correction") for key in given):
         return algorithm

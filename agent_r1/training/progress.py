@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn
 
-from agent_r1.training.eval_metrics import EXACT_MATCH_NAMES
-from agent_r1.training.reward_totals import REWARD_MEAN
+from agent_r1.training.metrics import EXACT_MATCH_NAMES, REWARD_MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +181,7 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text: seconds, minutes with seconds, or hours with minutes.
-
-    Example:
-        >>> [format_duration(seconds) for seconds in (18.4, 90, 39_700)]
-        ['18 s', '1 m 30 s', '11 h 01 m']
-    """
+    """Return a duration as text: seconds, minutes with seconds, or hours with minutes."""
     whole = round(seconds)
     minutes = whole // 60
     if whole < 60:

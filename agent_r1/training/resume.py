@@ -10,13 +10,10 @@ from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.settings import flatten
 from agent_r1.inference.config import EngineConfig, SglangConfig, VllmConfig
-from agent_r1.store import RunReader, is_run, run_folder
-from agent_r1.store.folder import path_argument
-from agent_r1.store.results import read_file
+from agent_r1.store.folder import is_run, path_argument, run_folder
+from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets import TASKSETS
-from agent_r1.training.config import TrainConfig, TrainSettings
-from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.placement.config import PlacementConfig
+from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig, TrainSettings
 from agent_r1.workers.config import EnvironmentConfig
 
 CHANGEABLE = (
@@ -91,11 +88,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def recorded_decode_step(reader: RunReader) -> str:
-    """Return the name of the implementation that computed the last decode steps of a run.
-
-    Example:
-        "torch" (PyTorch), or "native (g++ (Debian 12.2.0-14+deb12u1) 12.2.0, 16 lanes)"
-    """
+    """Return the name of the implementation that computed the last decode steps of a run."""
     steps = [event.detail for event in reader.events() if event.kind == DECODE_STEP]
     return steps[-1] if steps else TORCH
 

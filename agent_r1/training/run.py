@@ -7,40 +7,128 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
+from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, StepProfiler
 from agent_r1.core.settings import flat_settings
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.threads import run_in_thread
+from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
-from agent_r1.store.results import file_events, result_event, tools_event
+from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
-from agent_r1.trackers import TrackedRun, TrackingRecorder
-from agent_r1.trackers.protocol import RunEnd
-from agent_r1.trackers.registry import require_trackers
-from agent_r1.training.arithmetic import decode_step_events, update_events
-from agent_r1.training.build import Placement, Runtime, build_runtime, rollout_limits
-from agent_r1.training.checkpoint.files import CORRUPT
-from agent_r1.training.checkpoint.restore import INEXACT, ResumeState, initial_state, restore_run
+from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
+from agent_r1.trainer.protocol import Trainer
+from agent_r1.trainer.ranks import RankDied
+from agent_r1.training.build import Placement, Runtime, build_runtime, rebuild_trainer, rollout_limits
+from agent_r1.training.checkpoint_files import CORRUPT
+from agent_r1.training.checkpoint_manager import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.data_fingerprint import check_data_unchanged, fingerprint_data
-from agent_r1.training.devices import hardware_event
-from agent_r1.training.environment_workers import close_environments, with_environments
+from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.inactive_settings import chosen_inactive_settings
-from agent_r1.training.loop import TrainingRun, make_collector
+from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.policy import load_policy
+from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
-from agent_r1.training.rank_restarts import train_with_restarts
-from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step, resolve_resume_config
+from agent_r1.training.servers import hardware_event
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
+
+UPDATE = "update"
+"""The kind of an event. The text of the event tells how the trainer computes an update (``Trainer.arithmetic``)."""
+
+
+def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
+    """Return the events about the implementation of the embedded engine's decode steps."""
+    if not isinstance(engine, TorchEngine):
+        return ()
+    if run is None:
+        return () if engine.decode_step == TORCH else (LogEvent(DECODE_STEP, engine.decode_step),)
+    with closing(RunReader(run)) as reader:
+        before = recorded_decode_step(reader)
+    return _changes(DECODE_STEP, f"decode steps are computed by {engine.decode_step}", engine.decode_step, before)
+
+
+def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
+    """Return the events about the implementation of updates (:attr:`Trainer.arithmetic`).
+
+    Otherwise one event names the new implementation, and a second event reports that results can differ in their last
+    bits.
+    """
+    recorded: list[str] = []
+    if run is not None:
+        with closing(RunReader(run)) as reader:
+            recorded = [event.detail for event in reader.events() if event.kind == UPDATE]
+    if not recorded:
+        return (LogEvent(UPDATE, trainer.arithmetic),)
+    return _changes(UPDATE, f"updates have {trainer.arithmetic}", trainer.arithmetic, recorded[-1])
+
+
+def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
+    # Return two events if a resumed run has a new implementation of the decode steps or of the updates; () otherwise.
+    if now == before:
+        return ()
+    detail = f"{report} instead of {before}: results differ in their last bits from those of an uninterrupted run"
+    return LogEvent(kind, now), LogEvent(INEXACT, detail)
+
+
+RANKS_RESTARTED = "ranks restarted"
+
+
+async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
+    """Train until the last step, then close the trainer.
+
+    If a rank dies, start all ranks again at the last checkpoint, at most ``trainer.rank_restarts`` times. Engines and
+    environments keep running.
+
+    Raises:
+        RankDied: a rank died after the last allowed restart.
+        ShutdownRequested: as for :func:`agent_r1.training.loop.train_loop`.
+    """
+    allowed = run.runtime.config.trainer.rank_restarts
+    death: RankDied | None = None
+    for restarts in range(allowed + 1):
+        try:
+            if death is not None:
+                run = await _restart(run, writer, f"{death.event} (restart {restarts} of {allowed})")
+            await train_loop(run, shutdown)
+            return
+        except RankDied as error:
+            death = error
+        finally:
+            run.runtime.trainer.close()
+    assert death is not None
+    raise death
+
+
+async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> TrainingRun:
+    run.progress.print_line(f"WARNING: {reason}; the ranks are started again")
+    runtime = await run_in_thread(rebuild_trainer, run.runtime)
+    try:
+        start = await run_in_thread(restore_run, run.folder, runtime.policy, runtime.updater)
+        await writer.continue_from(start.progress.step, runtime.config.model_dump(mode="json"))
+    except BaseException:
+        runtime.trainer.close()
+        raise
+    run.progress.finish()
+    run.progress.start(runtime.config.steps, start.progress.step)
+    return replace(
+        run,
+        runtime=runtime,
+        collector=make_collector(runtime, run.recorder, writer.run),
+        start=replace(start, events=(*start.events, LogEvent(RANKS_RESTARTED, reason))),
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -195,11 +283,6 @@ async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: Grac
 
 @contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Return a context manager in which garbage collections skip all existing objects.
-
-    PyTorch and transformers have hundreds of thousands of objects. Their collection takes a tenth of the training time
-    of a small model.
-    """
     if gc.get_freeze_count() > 0:  # The caller has frozen objects. More could not be released apart from these.
         yield
         return
@@ -212,10 +295,7 @@ def _frozen_objects() -> Iterator[None]:
 
 
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
-    """Evaluate the baselines, the base model and the trained agent, and return the report of the run.
-
-    The base model is loaded again, because training has changed the policy's weights.
-    """
+    # The base model is loaded again, because training has changed the policy's weights.
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
     base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)

@@ -10,18 +10,16 @@ from typing import Any
 import httpx
 
 from agent_r1.core.errors import EngineError, InvalidInput
-from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.inference import InferenceEngine, PolicyVersion
 from agent_r1.core.redaction import redact_url
-from agent_r1.core.weights import PolicyVersion
 from agent_r1.inference.canary import PROMPT_LENGTH
-from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, write_weights
+from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, WeightFolders, write_weights
 from agent_r1.inference.pool import EnginePool, PoolLimits
-from agent_r1.inference.server_client import CONNECT_SECONDS
+from agent_r1.inference.server_process import CONNECT_SECONDS
 from agent_r1.inference.sglang import SglangEngine
-from agent_r1.inference.weight_folders import WeightFolders
 from agent_r1.training.config import RunConfig
 from agent_r1.training.policy import Policy
-from agent_r1.training.vllm_servers import ServerRefused, send_first_weights
+from agent_r1.training.servers import ServerRefused, send_first_weights
 
 ENDPOINTS = ("/update_weights_from_disk", "/continue_generation")
 """Endpoints that old versions of SGLang lack. A request without content shows whether an endpoint exists. Such a
@@ -97,10 +95,6 @@ def _check(url: str, context: int) -> None:
 
 
 def _server_info(client: httpx.Client) -> dict[str, Any]:
-    """Return the settings and the version of a server.
-
-    Raise ValueError or KeyError if the server is not an SGLang server.
-    """
     response = client.get("/server_info")
     if response.status_code == 404:  # the name in older versions
         response = client.get("/get_server_info")

@@ -202,7 +202,6 @@ class _Simulation:
         return Timeline(tuple(self._step_ends), seconds, self._update_seconds, len(self._engines), total)
 
     def _start_groups(self, now: float) -> None:
-        """Start the groups for the current training step and for the next ``max_staleness`` steps."""
         ahead = min(self._schedule.max_staleness + 1, self._steps - len(self._step_ends))
         certain = (len(self._step_ends) + ahead) * self._schedule.groups_per_step
         while self._started < certain:
@@ -299,7 +298,6 @@ class _Engine:
         return self._batches, self._tokens, self._passes, self._new_tokens, self._requests
 
     def submit(self, now: float, attempt: _Attempt) -> None:
-        """Request the next turn of an attempt. The request joins the batch after the current decode step."""
         self._waiting.append(attempt)
         self._wake_at(self._interrupt(now))
 
@@ -309,11 +307,6 @@ class _Engine:
         self._wake_at(boundary)
 
     def _interrupt(self, now: float) -> float:
-        """Count the decode steps that began before ``now``. Return the time at which the batch can change.
-
-        If the engine is paused, the batch can change at the end of the pause. Otherwise, the batch can change at the
-        end of the current decode step, or at ``now`` if the batch is empty.
-        """
         if self._planned:
             passed = math.ceil((now - self._start) / self._step - ROUNDING) if self._step else self._planned
             self._advance(min(self._planned, max(0, passed)))
@@ -335,8 +328,6 @@ class _Engine:
         self.at(time, lambda now: self._wake(now) if plan == self._plan else None)
 
     def _wake(self, now: float) -> None:
-        """Remove completed actions, admit waiting requests, and plan the decode steps until the next action is
-        complete."""
         self._interrupt(now)
         done = []
         while self._running and self._running[0][0] <= self._ticks:
@@ -355,7 +346,6 @@ class _Engine:
             self.on_action(now, attempt)
 
     def _admit(self) -> float:
-        """Move waiting requests into the batch while there is room. Return the seconds that their prefill takes."""
         tokens = admitted = 0
         while self._waiting and self._has_room(self._waiting[0]):
             attempt = self._waiting.popleft()

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.inference.vllm_options import SERVER_ENVIRONMENT, SERVER_OPTIONS, adapter_options
-from agent_r1.store import run_folder
-from agent_r1.store.folder import DATABASE
+from agent_r1.inference.vllm import SERVER_ENVIRONMENT, SERVER_OPTIONS, adapter_options
+from agent_r1.store.folder import DATABASE, run_folder
 from agent_r1.training.config import TrainSettings
-from agent_r1.training.devices import VISIBLE, Hardware, gpus_per_server, plan_devices
+from agent_r1.training.servers import VISIBLE, Hardware, gpus_per_server, plan_devices
 
 FIRST_PORT = 8100
 

@@ -20,12 +20,12 @@ from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.environment_workers import close_environments, with_environments
+from agent_r1.training.environments import close_environments, with_environments
+from agent_r1.training.loop import WeightPublisher
 from agent_r1.training.progress import Progress
-from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.run import with_splits
+from agent_r1.training.servers import ServerRefused
 from agent_r1.training.smoke_checks import CheckOutcome, OutcomeName, SmokeChecks, reject
-from agent_r1.training.vllm_servers import ServerRefused
 
 START = "start"
 
@@ -109,7 +109,7 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 
 
 def _one_optimizer_step(config: TrainConfig) -> TrainConfig:
-    """Return a copy of ``config`` with one optimizer step per update, so that gradients can be compared."""
+    # Return a copy of ``config`` with one optimizer step per update, so that gradients can be compared.
     one = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
     algorithm = config.algorithm.model_copy(update={"epochs": 1})
     return config.model_copy(update={"trainer": config.trainer.model_copy(update=one), "algorithm": algorithm})

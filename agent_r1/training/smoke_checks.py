@@ -12,29 +12,25 @@ from typing import Any, Literal
 from torch import Tensor
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
-from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import Responder, script, tool_call
+from agent_r1.core.inference import Canary, InferenceEngine, ProductPrecision, Prompt, SamplingParams
+from agent_r1.core.messages import Message, ToolResult, ToolSpec
 from agent_r1.core.tasks import child_task
+from agent_r1.core.taskset import Responder, script, tool_call
 from agent_r1.core.threads import run_in_thread
-from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory
-from agent_r1.core.weights import Canary, ProductPrecision
-from agent_r1.gateway import AgentProgramEnv
+from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.canary import BANDS, LogprobGap, compute_canary, measure_gap
 from agent_r1.inference.policy_engine import PolicyEngine
 from agent_r1.model.adapter import trained_weights
 from agent_r1.model.weights import product_precision
 from agent_r1.rollout.collector import Collector, GroupRequest
-from agent_r1.rollout.scripted_agent import ScriptedAgent
+from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 from agent_r1.trainer.oom_retry import OutOfMemory
 from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import SelectedGroup, UpdateReport
 from agent_r1.training.build import Runtime, group_requests, rebuild_trainer, rollout_limits
-from agent_r1.training.loop import make_collector
-from agent_r1.training.null_recorder import NullRecorder, no_gate
-from agent_r1.training.publisher import WeightPublisher
+from agent_r1.training.loop import WeightPublisher, make_collector
 from agent_r1.training.smoke_measures import first_moments, largest_gap, mean_change, relative_difference, with_noise
 
 GROUPS, MAX_GROUP_SIZE = 2, 4
@@ -288,7 +284,6 @@ class SmokeChecks:
         return accept(f"{worst} ({limits})", gap_mean=worst.mean, gap=worst.largest)
 
     def _lost_replicas(self) -> str:
-        """Return why some servers get no requests; "" if all servers get requests, or if the engine has no servers."""
         engine = self._runtime.engine
         return engine.pool.reasons() if isinstance(engine, PolicyEngine) else ""
 
@@ -302,7 +297,7 @@ class SmokeChecks:
             return [group.trajectories[0] async for group in groups]
 
     def _batch(self) -> list[SelectedGroup]:
-        """Return the sampled groups with alternating rewards 0 and 1, so that every group has a training signal."""
+        # Return the sampled groups with alternating rewards 0 and 1, so that every group has a training signal.
         rewarded = [
             replace(group, trajectories=tuple(map(_with_reward, group.trajectories, _alternating(group.group_id))))
             for group in self._groups
@@ -310,11 +305,6 @@ class SmokeChecks:
         return [self._runtime.updater.select(group) for group in rewarded]
 
     def _change_weights(self, original: Mapping[str, Tensor], before: Canary) -> float:
-        """Add noise to the trainer's weights until the log-probabilities change visibly.
-
-        Return the mean change of the log-probabilities. The argument ``original`` holds the weights without noise. The
-        argument ``before`` holds the log-probabilities that the model computes with these weights.
-        """
         wanted = VISIBLE_CHANGE * BANDS[product_precision(self._runtime.config.engine.dtype)].mean
         scale, change = 0.01, 0.0
         for _ in range(MAX_DOUBLINGS):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from agent_r1.core.weights import Canary
+from agent_r1.core.inference import Canary
 from agent_r1.trainer.updater import UpdateReport
 
 
@@ -44,10 +44,7 @@ def first_moments(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def largest_gap(found: UpdateReport, expected: UpdateReport, ending: str) -> float:
-    """Return the largest difference of two updates in the metrics whose names end with ``ending``.
-
-    A difference is |found - expected|, divided by |expected| if |expected| is above 1.
-    """
+    """Return the largest difference of two updates in the metrics whose names end with ``ending``."""
     pairs = [(found.metrics[name], value) for name, value in expected.metrics.items() if name.endswith(ending)]
     return max((abs(own - other) / max(abs(other), 1.0) for own, other in pairs), default=0.0)
 

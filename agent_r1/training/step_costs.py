@@ -14,7 +14,7 @@ from typing import Any, Literal
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.profile import Part, PartTime, StepProfile, read_profiles
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.training.plan_config import Gpu
 from agent_r1.training.simulation import (
     AttemptLoad,
@@ -98,7 +98,6 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def _load_of(trajectory: Trajectory) -> AttemptLoad:
-    """Return the work of an attempt. Tools that took less than ``IN_PROCESS_SECONDS`` in a turn count as 0 seconds."""
     loads = []
     for turn in trajectory.turns:
         seconds = 0.0 if turn.timing is None else turn.timing.env_seconds
@@ -178,10 +177,6 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _fit(first: Sequence[float], second: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the costs (a, b), at least 0 each, that predict measured times with the least squared error.
-
-    The measured time i is ``seconds[i]``. The predicted time i is a * ``first[i]`` + b * ``second[i]``.
-    """
     ff, ss = _dot(first, first), _dot(second, second)
     fs, fy, sy = _dot(first, second), _dot(first, seconds), _dot(second, seconds)
     determinant = ff * ss - fs * fs

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from agent_r1.training.eval_metrics import EXACT_MATCH, EvalResult
+from agent_r1.training.metrics import EXACT_MATCH, EvalResult
 
 NORMAL_95 = 1.959963984540054
 
@@ -150,10 +150,6 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
 
     ``share`` is the share of successes in ``n`` trials.
-
-    Example:
-        >>> wilson_interval(1.0, 200)
-        (0.9811..., 1.0)
     """
     z2 = NORMAL_95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
@@ -162,12 +158,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def normal_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % normal interval (low, high) for the mean of ``values``. For a single value, low equals high.
-
-    Example:
-        >>> normal_interval([0.5, -0.5, 0.5, -0.5])
-        (-0.565..., 0.565...)
-    """
+    """Return the 95 % normal interval (low, high) for the mean of ``values``. For a single value, low equals high."""
     mean = statistics.fmean(values)
     half = NORMAL_95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return mean - half, mean + half
@@ -199,11 +190,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
-    """Return the JSON output of ``agent-r1 train``.
-
-    The keys are ``run``, ``steps``, ``train_seconds``, ``pass_at_k`` of the base model (None if not measured), and the
-    keys of :func:`table_json`.
-    """
+    """Return the JSON output of ``agent-r1 train``."""
     base = None if report.pass_at_k is None else asdict(report.pass_at_k)
     about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
     return table_json(report.table) | about

@@ -22,15 +22,14 @@ import torch
 from torch import Tensor
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.core.weighted_rewards import total_reward, weighted_rewards
-from agent_r1.model.device import choose_device
+from agent_r1.core.files import atomic_replace_dir
+from agent_r1.core.trajectory import Trajectory, Turn, total_reward, weighted_rewards
 from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import ValueModel, build_value_model, save_value_model
-from agent_r1.store import RunReader
-from agent_r1.store.atomic_fs import atomic_replace_dir
-from agent_r1.training.checkpoint.files import find_trained_model
-from agent_r1.training.critic_config import CriticConfig
+from agent_r1.model.weights import choose_device
+from agent_r1.store.reader import RunReader
+from agent_r1.training.checkpoint_files import find_trained_model
+from agent_r1.training.config import CriticConfig
 from agent_r1.training.progress import Progress
 
 REPORT = "critic.json"

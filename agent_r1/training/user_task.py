@@ -14,16 +14,14 @@ from typing import Any
 
 from agent_r1.core.environment import Env, ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.reference_solution import ReferenceSolutions
 from agent_r1.core.task import AgentFunction, Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
+from agent_r1.core.taskset import ReferenceSolutions, TaskSet
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.user_env import UserEnv
-from agent_r1.rewards import FunctionScorer
 from agent_r1.rewards.answers import ANSWER_REWARDS, gold_answers
-from agent_r1.rewards.scoring import RewardFunction, functions_by_name
-from agent_r1.sandbox import find_unconfined_sandbox, sandbox_level
-from agent_r1.store import is_run, run_folder
+from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
+from agent_r1.sandbox.sandbox import find_unconfined_sandbox, sandbox_level
+from agent_r1.store.folder import is_run, run_folder
 from agent_r1.tasksets import TASKSETS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
@@ -85,21 +83,13 @@ def make_taskset(
 
 
 def _weakest_sandbox(components: Sequence[object], tasks: Sequence[Task]) -> str | None:
-    """Return the weakest sandbox in which code of the policy runs; None if the policy's code never runs.
-
-    Components and tasks declare their sandboxes. A ``Sandbox`` object of the level "none", which does not isolate,
-    counts as soon as it exists, because a tool or a reward could use it without a declaration.
-    """
+    # None if the policy's code never runs. A ``Sandbox`` object of the level "none", which does not isolate, counts as
+    # soon as it exists, because a tool or a reward could use it without a declaration.
     declared = [sandbox_level(component.sandbox) for component in components if isinstance(component, ExecutesCode)]
     return weakest_sandbox([*declared, *_tasks_without_sandbox(tasks), find_unconfined_sandbox()])
 
 
 def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
-    """Return the texts in which tasks declare that they run code without isolation.
-
-    Such a task declares this in ``task.data``, for example as {"sandbox": "none: REASON"}. The result is then
-    ["none: REASON"].
-    """
     declared = (task.data.get("sandbox") for task in tasks if isinstance(task.data, Mapping))
     return [level for level in declared if isinstance(level, str) and level.partition(":")[0] == "none"]
 

@@ -18,20 +18,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.trajectory import Status
-from agent_r1.store import AttemptFilter, RunReader
-from agent_r1.store.attempt_list import AttemptSummary
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.attempt_search import AttemptPage
-from agent_r1.store.results import read_file
-from agent_r1.store.turn_invariants import DECODING_ERRORS
+from agent_r1.store.invariants import DECODING_ERRORS
+from agent_r1.store.reader import RunReader, read_file
 from agent_r1.viewer.attempt_page import Conversation, RecordedAttempt, make_conversation, shared_scales
 from agent_r1.viewer.catalog import Catalog, opened, read_curves, summarize, summarize_reader
-from agent_r1.viewer.panels import draw_compared_parts, draw_comparison, draw_other, draw_run
-from agent_r1.viewer.results import listed_events, read_table
-from agent_r1.viewer.settings import algorithm_settings, differing_settings, own_settings
-from agent_r1.viewer.table import FATES, PAGE, TableQuery
+from agent_r1.viewer.charts import draw_compared_parts, draw_comparison, draw_other, draw_run
+from agent_r1.viewer.tables import (
+    FATES,
+    PAGE,
+    TableQuery,
+    algorithm_settings,
+    differing_settings,
+    listed_events,
+    own_settings,
+    read_table,
+)
 from agent_r1.viewer.text import MAX_SHOWN, MAX_WHOLE, as_json, duration, number, one_line, visible
 from agent_r1.viewer.tokens import MAX_TOKENS, Scale, find_tokenizer, load_tokenizer
 
@@ -242,11 +247,6 @@ class Viewer:
         group: Sequence[AttemptSummary],
         most: int,
     ) -> tuple[tuple[Scale, ...], list[Conversation | None]]:
-        """Return the color scales for tokens, and the conversation of each attempt in ``shown``.
-
-        The conversation of an unfinished attempt is None. ``group`` has the attempts at the same task. The strongest
-        color stands for the largest absolute advantage in the group.
-        """
         file = find_tokenizer(folder, self._find_model(str(reader.config().get("model", ""))))
         tokenizer = None if file is None else self._load_tokenizer(file)
         recorded: list[RecordedAttempt | None] = []
@@ -268,7 +268,7 @@ class Viewer:
 def create_app(catalog: Catalog, defaults: Settings, find_model: FindModel) -> Starlette:
     """Return the web application of the viewer. For the arguments, see :class:`Viewer`.
 
-    The application checks no token: run it behind a :class:`~agent_r1.viewer.guard.Guard`.
+    The application checks no token: run it behind a :class:`~agent_r1.viewer.server.Guard`.
     """
     viewer = Viewer(catalog, defaults, find_model)
     app = Starlette(routes=viewer.routes())
@@ -296,11 +296,6 @@ def damage_refused() -> Iterator[None]:
 
 
 def _count_matching(reader: RunReader, query: TableQuery, found: AttemptPage) -> int | None:
-    """Return how many attempts meet the conditions of ``query``, at most MAX_COUNTED + 1.
-
-    Return None if ``query`` has no conditions, or searches for a text. ``found`` is the page of attempts that the query
-    found.
-    """
     # A search for a text is not counted, because it would read every conversation.
     listed = query.listed
     if listed.text is not None or listed.where == AttemptFilter():

@@ -8,9 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_r1.core.messages import ContentPart, Image, Message, ToolCall, parts_text
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.events import TokenRecord
+from agent_r1.core.messages import ContentPart, Image, Message, ToolCall, ToolResult, parts_text
 from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.viewer.text import as_json, duration, number, shortened, timing_text, visible
 from agent_r1.viewer.tokens import Scale, Token, TokenFigures, figures_of, make_scales, make_tokens, token_texts
@@ -118,9 +117,8 @@ class RecordedAttempt:
 def shared_scales(attempts: Iterable[RecordedAttempt], group: Iterable[TokenRecord]) -> tuple[Scale, ...]:
     """Return the color scales for the tokens of ``attempts``: one for the advantages, one for the entropies, and so on.
 
-    ``attempts`` are the attempts on a page. ``group`` has the token records of attempts in the same group, also of
-    attempts on other pages. The strongest color stands for the largest absolute advantage in the whole group, even if
-    this advantage is on another page. So the colors of advantages can be compared between the pages of a group.
+    The strongest color stands for the largest absolute advantage in the whole group, even if this advantage is on
+    another page.
     """
     figures = [one for attempt in attempts for turn in attempt.figures() for one in turn]
     if any("advantage" in one for one in figures):
@@ -244,14 +242,6 @@ def _rewards(rewards: Mapping[str, Any]) -> Iterator[Reward]:
 
 
 def _branches(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the index of each turn's branch, by the index of the turn.
-
-    A turn without a parent begins a branch. The first child of a turn continues the parent's branch, and each further
-    child begins a branch.
-
-    Example:
-        {0: 0, 1: 0, 2: 1} for three turns with the parents None, 0 and 0
-    """
     branches: dict[int, int] = {}
     continued: set[int] = set()
     for turn in turns:
@@ -265,7 +255,6 @@ def _branches(turns: Sequence[Turn]) -> dict[int, int]:
 
 
 def _context_lengths(turns: Sequence[Turn]) -> dict[int, int]:
-    """Return how many tokens the policy saw before each action, by the index of the turn."""
     lengths: dict[int, int] = {}
     actions = {turn.index: len(turn.action_ids) for turn in turns}
     for turn in turns:

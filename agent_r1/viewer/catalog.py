@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import RunReader, is_run
+from agent_r1.store.folder import is_run
+from agent_r1.store.reader import RunReader
 from agent_r1.store.writer import writing_process
-from agent_r1.viewer.charts import sparkline
-from agent_r1.viewer.panels import BEST_BY, Curves, best_step
+from agent_r1.viewer.charts import BEST_BY, Curves, best_step, sparkline
 
 RunState = Literal["complete", "training", "stopped", "failed"]
 """The state of a run.
@@ -179,7 +179,7 @@ def _last(curve: Mapping[int, float]) -> float | None:
 
 
 def _modified(folder: Path) -> float:
-    """Return the time at which the database was last written, in seconds since 1970; 0.0 if there is no database."""
+    # Return the time at which the database was last written, in seconds since 1970; 0.0 if there is no database.
     times = [0.0]
     for name in ("run.db", "run.db-wal"):
         try:

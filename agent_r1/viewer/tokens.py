@@ -11,7 +11,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.events import TokenRecord
 from agent_r1.core.trajectory import Turn
 from agent_r1.viewer.text import number, visible
 
@@ -102,11 +102,7 @@ _SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
 
 
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
-    """Return the path of a run's ``tokenizer.json``, or None.
-
-    Look in the run's final model, then in the run's newest checkpoint, then in the folder given by the argument
-    ``model``.
-    """
+    """Return the path of a run's ``tokenizer.json``, or None."""
     checkpoints = sorted(folder.glob(f"checkpoints/step-*/{TOKENIZER}"))
     candidates = [folder / "model" / TOKENIZER, *checkpoints[-1:], *([model / TOKENIZER] if model else [])]
     return next(filter(Path.is_file, candidates), None)

@@ -12,15 +12,13 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from agent_r1.core.credentials import read_credential
 from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transition
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.errors import AgentR1Error, InvalidInput, read_credential
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import child_task, shared_task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.rollout.user_code import format_error
-from agent_r1.store.codec import decode_messages, encode_messages
+from agent_r1.store.rows import decode_messages, encode_messages
 from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
 from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
@@ -91,7 +89,6 @@ def _error_line(response: httpx.Response) -> str:
 
 
 def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
-    """Return how a worker differs from ``expected``, such as "with other tasks", or ""."""
     if found.version != expected.version:
         return f"with agent-r1 {found.version} instead of {expected.version}"
     if found.taskset != expected.taskset:
@@ -165,7 +162,6 @@ class WorkerConnection:
         return _read_description(await self._client.get("/health", timeout=self._stall_seconds / 2))
 
     async def _request(self, method: str, path: str, content: bytes) -> httpx.Response:
-        """Send a request, and return the response. Raise WorkerError if the worker has failed, or fails meanwhile."""
         headers = {"Content-Type": "application/json"}
         if self.failure is not None:
             raise WorkerError(f"{self.url} failed: {self.failure}")
@@ -195,10 +191,6 @@ class WorkerConnection:
             await self._check_health("it does not report its health")
 
     async def _check_health(self, reason: str) -> None:
-        """If the worker does not report its health, mark it as failed and end its requests.
-
-        ``reason`` is the beginning of the error message.
-        """
         try:
             await self._describe()
         except (WorkerError, httpx.HTTPError) as error:
@@ -259,10 +251,6 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def _check_failed(self) -> asyncio.Task[None] | None:
-        """Start a task that checks the failed workers whose last check was more than ``RECHECK_SECONDS`` ago.
-
-        No task is started while the task of an earlier call is running. Return the running task, or None.
-        """
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
         if due and (self._checking is None or self._checking.done()):
@@ -332,7 +320,6 @@ class RemoteEpisode:
 async def _converse(
     worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
 ) -> Opened | Stepped:
-    """Send a request to a worker, answer the worker's queries to models, and return its final answer."""
     answer = await worker.post(path, request)
     while isinstance(answer, ModelQuery):
         reply = await _ask(answer, models)

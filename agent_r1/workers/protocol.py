@@ -21,13 +21,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Transition
-from agent_r1.core.messages import Action, ContentPart, Image, Message
-from agent_r1.core.task import Task
-from agent_r1.core.task_hash import hash_tasks
-from agent_r1.core.tool import ToolResult
-from agent_r1.store.codec import (
+from agent_r1.core.messages import Action, ContentPart, Image, Message, ToolResult
+from agent_r1.core.task import Task, hash_tasks
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.store.rows import (
     MAX_DEPTH,
     MAX_INTEGER_BITS,
     decode_action,
@@ -165,10 +163,7 @@ def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -
 
 
 def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return the messages with the files of their images. ``images`` has the files in base64, by sha256.
-
-    Raise InvalidInput if a file is not an image.
-    """
+    """Return the messages with the files of their images. ``images`` has the files in base64, by sha256."""
     return tuple(replace(message, parts=_filled(message.parts, images)) for message in messages)
 
 

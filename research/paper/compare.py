@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.store.atomic_fs import atomic_write
+from agent_r1.core.files import atomic_write
 from agent_r1.store.folder import run_folder
 from agent_r1.training.progress import Progress
 from research.paper.bases import prepare_base

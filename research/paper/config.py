@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import InvalidInput, suggest
 from research.paper.methods import METHODS, Method, by_name
 
 

@@ -17,9 +17,9 @@ import agent_r1
 import agent_r1.tasksets
 from agent_r1.config import Layer
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store.atomic_fs import atomic_write
+from agent_r1.core.files import atomic_write
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
-from agent_r1.training.devices import processor_name
+from agent_r1.training.servers import processor_name
 from research.attempts_to_goal import Curve
 from research.paper.bases import Base
 from research.paper.methods import Method, Setting

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.store import RunReader
-from agent_r1.store.atomic_fs import atomic_write
+from agent_r1.core.files import atomic_write
+from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import Progress
 from research.attempts_to_goal import read_curve
 from research.paper.experiments import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.core.messages import Message
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.search import search

@@ -14,9 +14,8 @@ from pathlib import Path
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import STATUS_POLICY
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent

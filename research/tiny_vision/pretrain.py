@@ -18,10 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agent_r1.core.inference import PromptMedia
-from agent_r1.core.messages import Image, Message, Text
-from agent_r1.core.reference_solution import tool_call
+from agent_r1.core.messages import Image, Message, Text, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.taskset import tool_call
 from agent_r1.model.forward import hidden_states
 from agent_r1.model.vision import ImageProcessor, PassImages
 from agent_r1.renderers.template_renderer import TemplateRenderer

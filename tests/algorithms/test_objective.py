@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.algorithms.objective import clauses, objective
+from agent_r1.algorithms.algorithm import clauses, objective
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm, parameters
 from agent_r1.core.errors import InvalidInput

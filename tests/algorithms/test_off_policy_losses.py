@@ -9,9 +9,8 @@ import torch
 from tensors import close, numbers, units
 from torch import Tensor
 
-from agent_r1.algorithms.off_policy_losses import Ipo, Vespo
 from agent_r1.algorithms.ops import importance_ratio
-from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
+from agent_r1.algorithms.policy_losses import Clip, Ipo, PolicyLoss, Vespo
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import TokenOutputs, TokenWeights
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.algorithms.advantages.groups import GroupRelative
+from agent_r1.algorithms.algorithm import objective
 from agent_r1.algorithms.loss_terms import Correction, Kl
-from agent_r1.algorithms.objective import objective
 from agent_r1.algorithms.policy_losses import Cispo, Clip
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import as_algorithm, build_algorithm, parameters

@@ -14,13 +14,12 @@ from tensors import close, numbers, units
 from torch import Tensor
 from updating import make_updater, update
 
+from agent_r1.algorithms.loss_terms import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.algorithms.token_masks import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group
-from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.segments import segment_sum
+from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import Excluded, select_trainable
 from agent_r1.trainer.report import MASKED

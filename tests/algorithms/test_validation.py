@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms import validation
-from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Need
+from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs

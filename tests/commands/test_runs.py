@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli import main
-from agent_r1.commands.runs import find_run
-from agent_r1.store import create_run
+from agent_r1.commands.command import find_run
+from agent_r1.store.folder import create_run
 
 COMMANDS = {"show": [], "verify": [], "export": ["out"], "view": []}
 

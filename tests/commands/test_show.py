@@ -22,15 +22,14 @@ from shown_runs import CONFIG, HOSTILE, attempt_id, make_trajectory, step_events
 
 from agent_r1.cli import main
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Event, LogEvent, PolicyPublished
+from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.core.weights import PolicyVersion
 from agent_r1.data.training_sample import Excluded, describe_status
-from agent_r1.store import create_run
-from agent_r1.store.folder import run_argument
-from agent_r1.store.results import file_events, result_event
-from agent_r1.training.monitor.circuit_breaker import CircuitBreaker
+from agent_r1.store.folder import create_run, run_argument
+from agent_r1.store.reader import file_events, result_event
+from agent_r1.training.monitor import CircuitBreaker
 
 
 @pytest.fixture(scope="module")

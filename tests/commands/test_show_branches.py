@@ -15,7 +15,7 @@ from shown_runs import CONFIG, make_trajectory
 from agent_r1.cli import main
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.messages import Message
-from agent_r1.store import create_run
+from agent_r1.store.folder import create_run
 
 
 def test_a_rewritten_context_and_the_answer_of_an_agent_are_shown(

@@ -10,7 +10,7 @@ import pytest
 from shown_runs import write_run
 
 from agent_r1.cli import main
-from agent_r1.commands.show_critic import Prediction, make_report
+from agent_r1.commands.show_attempt import Prediction, make_report
 from agent_r1.core.events import LogEvent
 
 

@@ -13,7 +13,7 @@ from shown_runs import make_trajectory
 
 from agent_r1.cli import main
 from agent_r1.core.events import AttemptFinished, AttemptStarted
-from agent_r1.store import create_run
+from agent_r1.store.folder import create_run
 
 
 def test_an_attempt_whose_reward_raised_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from shown_runs import CONFIG, write_run
 
 from agent_r1.cli import main
 from agent_r1.core.events import LogEvent, PolicyPublished, StepMetrics, StepTimings
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.store.folder import create_run
 
 
 @pytest.fixture(scope="module")

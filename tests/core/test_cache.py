@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.cache import build_once, is_valid
+from agent_r1.core.files import build_once, is_valid
 
 ORIGIN = {"version": 1, "sha256": "9f86"}
 

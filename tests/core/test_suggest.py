@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import suggest
 
 
 @pytest.mark.parametrize(

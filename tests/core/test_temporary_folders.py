@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.temporary_folders import TemporaryFolder, remove_abandoned
+from agent_r1.core.files import TemporaryFolder, remove_abandoned
 
 PREFIX = "name-"
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Message, Text
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches, make_single_rows
 from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_prefix_tree

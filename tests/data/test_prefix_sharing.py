@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from learning import model_outputs
 from learning_fixtures import SYSTEM, Make
 from torch import Tensor
@@ -22,8 +21,7 @@ from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.micro_batches import by_sequence, plan_passes
-from agent_r1.data.prefix_sharing import PrefixSharing, common_prefix, merge_sequences
-from agent_r1.data.sequences import TokenSequence, pack_prefix_tree
+from agent_r1.data.sequences import PrefixSharing, TokenSequence, common_prefix, merge_sequences, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.forward import PrefixStates, use_tree_attention
 from agent_r1.model.value_head import build_value_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tensors import numbers, units
 
-from agent_r1.data.segments import (
+from agent_r1.data.batch import (
     index_within,
     previous_within,
     segment_count,

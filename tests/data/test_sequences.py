@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.trajectory import Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
 from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_causal, pack_per_turn, pack_prefix_tree
 
 

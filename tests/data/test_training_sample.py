@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.trajectory import STATUS_POLICY, Status
-from agent_r1.core.weighted_rewards import total_reward
+from agent_r1.core.trajectory import STATUS_POLICY, Status, total_reward
 from agent_r1.data.training_sample import select_trainable
 
 

@@ -7,17 +7,16 @@ import json
 from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import BaseModel
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.envs import ToolEnv
-from agent_r1.tools import ToolErrorKind, tool
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.tools.function_tool import tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 MAX_OUTPUT = 300
 PER_ACTION = 25

@@ -9,11 +9,10 @@ import pytest
 
 from agent_r1.core.environment import Episode
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.envs import NaiveRag, ToolEnv
-from agent_r1.tools import tool
+from agent_r1.envs.tool_env import NaiveRag, ToolEnv
+from agent_r1.tools.function_tool import tool
 
 
 @tool

@@ -11,11 +11,11 @@ from PIL import Image as Pillow
 
 from agent_r1.core.environment import Env, Transition
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.envs import ToolEnv
-from agent_r1.tools import ToolErrorKind, tool
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.tools.function_tool import tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 
 @tool

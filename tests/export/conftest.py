@@ -11,14 +11,12 @@ from recorded_runs import record_all
 from resuming import config_of
 from scenarios import micro_taskset
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event, LogEvent, StepMetrics
 from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Message, ToolCall
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.store import create_run
-from agent_r1.store.results import tools_event
+from agent_r1.core.messages import Action, Message, ToolCall, ToolSpec
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import tools_event
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress
 

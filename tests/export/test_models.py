@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.cli import main
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.export import ExportConfig, export_run
+from agent_r1.export.config import ExportConfig
+from agent_r1.export.run import export_run
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 
 TOKEN = "hf_not-a-real-token-7"
 

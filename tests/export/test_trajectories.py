@@ -18,13 +18,14 @@ from rich.filesize import decimal
 
 from agent_r1.cli import main
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Message, from_openai
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Message, ToolSpec, from_openai
 from agent_r1.core.trajectory import Status
-from agent_r1.export import ExportConfig, export_run, trajectories
-from agent_r1.export.attempts import read_attempts
+from agent_r1.export import trajectories
+from agent_r1.export.config import ExportConfig
+from agent_r1.export.run import export_run
+from agent_r1.export.trajectories import read_attempts
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 
 def export(run: Path, out: Path, **settings: Any) -> Path:

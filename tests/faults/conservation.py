@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fault_case import Outcome
 from scenarios import MICRO, Scenario
 
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 TWICE, TOO_OLD = "trained twice", "older than"
 """Words in the violations of the two promises."""

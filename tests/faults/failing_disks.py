@@ -22,10 +22,10 @@ from processes import Child
 from scenarios import PPO, Scenario
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import Disk
 from agent_r1.store import manifest
-from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import CHECKPOINTS, checkpoint_step, list_checkpoints
-from agent_r1.training.checkpoint.files import CheckpointError, find_latest_checkpoint
+from agent_r1.training.checkpoint_files import CheckpointError, find_latest_checkpoint
 from agent_r1.training.progress import SilentProgress
 
 REFUSALS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EROFS)

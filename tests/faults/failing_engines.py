@@ -16,9 +16,8 @@ from hostile_runs import CONTINUED, RUN, case, control, policy_of, quiet, small_
 
 from agent_r1.core import threads as worker
 from agent_r1.core.errors import EngineError, RunStopped
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.core.messages import Message
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference import torch_engine
 from agent_r1.training import build as services
 

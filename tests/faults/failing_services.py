@@ -24,13 +24,11 @@ from hostile_runs import (
     train,
 )
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Scorer, Scores, Status, Trajectory
+from agent_r1.core.trajectory import AttemptId, Scorer, Scores, Status, Trajectory
 from agent_r1.rollout import agent_loop, session
 
 SWALLOW_SECONDS = 5.0

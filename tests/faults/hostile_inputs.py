@@ -37,8 +37,16 @@ from hostile_options import Invocation, option_invocations
 from agent_r1.cli import main as run_command_line
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.reward_models import train as train_reward
-from agent_r1.training import check, environment_workers, evaluate, run, serve, smoke, train_critic
-from agent_r1.viewer import ViewerServer
+from agent_r1.training import (
+    chat as serve,
+    check,
+    environments as environment_workers,
+    evaluate,
+    run,
+    smoke,
+    train_critic,
+)
+from agent_r1.viewer.server import ViewerServer
 
 SECONDS = 10
 """Time that an invocation may take."""

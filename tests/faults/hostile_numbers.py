@@ -15,19 +15,15 @@ from fault_case import Case, Outcome
 from hostile_runs import CONTINUED, RUN, RunRecord, case, control, small_taskset, train
 
 from agent_r1.core.errors import RunStopped
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
 from agent_r1.rollout.collector import Collector, GroupRequest
-from agent_r1.trainer import forward_backward as passes
-from agent_r1.trainer import oom_retry as memory
+from agent_r1.trainer import forward_backward as passes, oom_retry as memory
 from agent_r1.trainer.protocol import PassStats
 from agent_r1.trainer.report import NOT_FINITE
-from agent_r1.training import build as services
-from agent_r1.training import loop
-from agent_r1.training.monitor import health_monitor
+from agent_r1.training import build as services, loop, monitor as health_monitor
 
 
 def stopped_by(record: RunRecord, check: str) -> list[str]:

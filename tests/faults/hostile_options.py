@@ -15,7 +15,7 @@ from agent_r1.commands.command import SettingOption
 
 AGENT = '''
 from agent_r1 import Task, ToolEnv, exact_match, tool
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
 @tool
 def search(query: str) -> str:
     """Search."""

@@ -16,21 +16,18 @@ import torch
 from fault_case import Case, Control, Outcome, Size
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.events import AttemptFate
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Trajectory
-from agent_r1.store import RunReader
+from agent_r1.core.trajectory import AttemptId, Trajectory
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.training import build as services
-from agent_r1.training import run
+from agent_r1.training import build as services, run
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import Policy, load_policy

@@ -14,13 +14,12 @@ from fault_case import Case, Outcome
 from hostile_runs import CONTINUED, RUN, RunRecord, case, control, policy_of, small_taskset, train
 
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
 from agent_r1.envs import tool_env as toolenv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference import torch_engine
 from agent_r1.renderers import template_renderer
 from agent_r1.tasksets.tinywiki.search import search

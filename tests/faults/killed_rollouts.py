@@ -15,10 +15,9 @@ from killed_training import without_data_position
 from micro_run import Break, RunResult, intact
 from scenarios import STALE, Scenario
 
-from agent_r1.rollout.staleness import StalenessController
+from agent_r1.rollout.collector import StalenessController
 from agent_r1.store import writer
-from agent_r1.training import loop
-from agent_r1.training.monitor import health_monitor
+from agent_r1.training import loop, monitor as health_monitor
 
 
 def _judge_by_database(scenario: Scenario, result: RunResult) -> Judge:

@@ -13,12 +13,12 @@ from processes import Child, Countdown
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.files import Disk
 from agent_r1.model.load import load_tokenizer
-from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.trainer.protocol import TrainerState
-from agent_r1.training.checkpoint.files import (
+from agent_r1.training.checkpoint_files import (
     Snapshot,
     TrainProgress,
     copy_weights,
@@ -26,7 +26,7 @@ from agent_r1.training.checkpoint.files import (
     load_checkpoint,
     save_checkpoint,
 )
-from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training.monitor import MonitorState
 
 DURING_WRITE = "during write"
 

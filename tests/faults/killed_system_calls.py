@@ -19,7 +19,7 @@ from fault_case import NOTHING, Case, Control, Outcome, Size
 from killed_saving import KILLED_SAVING, NO_INTACT, SavedRun, copy_in_place
 from processes import FORK, Child
 
-from agent_r1.store.atomic_fs import Disk
+from agent_r1.core.files import Disk
 
 CALLS = (
     *("write", "writev", "pwrite64", "ftruncate", "fallocate", "copy_file_range", "openat", "creat"),

@@ -23,7 +23,7 @@ from agent_r1.core.events import Event
 from agent_r1.store.writer import RunWriter, _Submission
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.checkpoint import restore
+from agent_r1.training import checkpoint_manager as restore
 from agent_r1.training.progress import SilentProgress, StepReport
 
 OTHER_RESULT = "another digest, or other weights"

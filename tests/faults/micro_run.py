@@ -17,10 +17,12 @@ from scenarios import MICRO, Scenario
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
-from agent_r1.store import RunReader, RunWriter, is_run, writer
-from agent_r1.store.atomic_fs import Disk
-from agent_r1.store.digest import run_digest
-from agent_r1.store.verification import verify
+from agent_r1.core.files import Disk
+from agent_r1.store import writer
+from agent_r1.store.folder import is_run
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest, verify
+from agent_r1.store.writer import RunWriter
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import Progress, SilentProgress

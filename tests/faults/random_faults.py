@@ -12,21 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Rewards, Scorer, Trajectory
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Rewards, Scorer, Trajectory
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import found_page, retrieve
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
-from agent_r1.tools import tool
-from agent_r1.tools.function_tool import Tool
+from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.protocol import PassStats
 

@@ -40,11 +40,11 @@ from rich.table import Table
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import AgentR1Error, Interrupted, RunStopped
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader, is_run
+from agent_r1.store.folder import is_run
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import VerificationReport, verify
 from agent_r1.tools.execution import MAX_THREADS
-from agent_r1.training import build as services
-from agent_r1.training import run
+from agent_r1.training import build as services, run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress, StepReport
 from agent_r1.training.resume import resolve_resume_config

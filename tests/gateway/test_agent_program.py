@@ -13,13 +13,14 @@ import pytest
 import torch
 from agent_episodes import ANSWER, QUESTION, TOOLS, RecordingEngine
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status
-from agent_r1.gateway import AgentHost, AgentProgram, GatewayConfig, agent_threads
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.gateway import agent_program as agent_threads
+from agent_r1.gateway.agent_program import AgentHost, AgentProgram
+from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.formats.detect import open_renderer

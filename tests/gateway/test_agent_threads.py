@@ -3,7 +3,7 @@
 import asyncio
 
 from agent_r1.core.task import Task
-from agent_r1.gateway.agent_threads import AgentThreads
+from agent_r1.gateway.agent_program import AgentThreads
 
 
 async def loop_of_the_program(base_url: str, key: str, task: Task) -> asyncio.AbstractEventLoop:

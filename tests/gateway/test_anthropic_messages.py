@@ -5,7 +5,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, SEARCH
 
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway import dialect
+from agent_r1.gateway import chat as dialect
 
 TOOLS = [{"name": "search", "description": "Find a page.", "input_schema": SEARCH["parameters"]}]
 OPTIONS = {"model": "any", "max_tokens": 500, "system": "Be brief.", "tools": TOOLS}

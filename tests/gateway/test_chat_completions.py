@@ -8,8 +8,8 @@ from agent_episodes import ANSWER, PAGE, QUESTION, TOOLS
 
 from agent_r1.core.inference import Completion, PolicyVersionSpan
 from agent_r1.core.trajectory import Status, TurnTiming
-from agent_r1.gateway import dialect, sampled_choice
-from agent_r1.rollout.session_values import Sample
+from agent_r1.gateway import chat as dialect, streams as sampled_choice
+from agent_r1.rollout.session import Sample
 
 
 def conversation_after(answer, page=PAGE):

@@ -7,8 +7,8 @@ import pytest
 from agent_episodes import CALL, PAGE, QUESTION, TOOLS
 
 from agent_r1.core.messages import Message, ToolCall
-from agent_r1.gateway import dialect
-from agent_r1.gateway.conversations import SentAction, restore_sampled
+from agent_r1.gateway import chat as dialect
+from agent_r1.gateway.episode import SentAction, restore_sampled
 
 BEFORE = (Message.user("Who rules Alba?"),)
 SAMPLED = Message.assistant(

@@ -10,13 +10,14 @@ import httpx
 import pytest
 from agent_episodes import ANSWER, QUESTION, RecordingEngine
 
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1 import web as http_server
 from agent_r1.core.inference import SamplingParams
-from agent_r1.gateway import Gateway, GatewayConfig
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.gateway import server as server_module
+from agent_r1.gateway.config import GatewayConfig
 from agent_r1.gateway.episode import EpisodeModel
+from agent_r1.gateway.server import Gateway
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.web import http_server
 
 BODY = {"model": "any", "messages": [QUESTION]}
 CHAT = "/chat/completions"
@@ -274,7 +275,7 @@ def test_idle_connections_are_kept_longer_than_clients_keep_them(visit):
 
 
 def test_connections_without_a_request_are_closed(visit, monkeypatch):
-    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.05)
+    monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.05)
 
     async def test(site):
         root = site.gateway.base_url
@@ -291,7 +292,7 @@ def test_later_requests_without_complete_headers_are_closed(visit, monkeypatch):
         head = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n"
         writer.write(head.encode())
         assert (await reader.read(4096)).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.05)
+        monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.05)
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n")
         async with asyncio.timeout(60):
             await reader.read()

@@ -7,7 +7,7 @@ import pytest
 from agent_episodes import ANSWER, PAGE, QUESTION, SEARCH
 
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway import dialect
+from agent_r1.gateway import chat as dialect
 
 TOOLS = [{"type": "function", **SEARCH}]
 

@@ -12,9 +12,10 @@ from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
 from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
-from agent_r1.gateway import GatewayConfig, coalescing
+from agent_r1.gateway import coalescing
 from agent_r1.gateway.chat import Answer, ChatRequest, Draft, RequestError
 from agent_r1.gateway.coalescing import AnswerLog, RequestIdentity
+from agent_r1.gateway.config import GatewayConfig
 
 BODY = {"model": "any", "messages": [QUESTION]}
 

@@ -13,17 +13,18 @@ import pytest
 from agent_episodes import ANSWER, CALL, QUESTION, SEARCH, TOOLS, RecordingEngine, search_then_answer
 from click.testing import CliRunner
 
-from agent_r1.commands.serve import serve as command
+from agent_r1.commands.chat import serve as command
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.gateway import Gateway, streams
+from agent_r1.gateway import streams
 from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening
-from agent_r1.gateway.served_model import ServedModel
+from agent_r1.gateway.episode import ServedModel
+from agent_r1.gateway.server import Gateway
 from agent_r1.gateway.streams import LiveReader, live_parts, settled_message
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.tasksets.tinywiki.search import search
-from agent_r1.training.serve import _serve
+from agent_r1.training.chat import _serve
 
 BODY = {"model": "any", "messages": [QUESTION]}
 
@@ -364,7 +365,7 @@ def test_the_command_shows_only_a_key_that_it_made(monkeypatch, given, shown):
     def serve(config, port, key, announce):
         announce("http://127.0.0.1:1/v1", key or "sk-new")
 
-    monkeypatch.setattr("agent_r1.training.serve.serve", serve)
+    monkeypatch.setattr("agent_r1.training.chat.serve", serve)
     result = CliRunner().invoke(command, ["tiny-base", "--json", *([] if given is None else ["--api_key", given])])
     assert json.loads(result.stdout)["api_key"] == shown, result.output
     assert "sk-given" not in result.output

@@ -10,9 +10,8 @@ import torch
 from engine_fixtures import tiny_model  # noqa: F401
 from transformers import PreTrainedModel
 
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference.policy_engine import write_weights
-from agent_r1.inference.weight_folders import WeightFolders
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
+from agent_r1.inference.policy_engine import WeightFolders, write_weights
 
 
 @pytest.fixture(scope="package")

@@ -27,8 +27,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import load_adapter
 from agent_r1.model.load import load_model, load_tokenizer

@@ -17,8 +17,15 @@ import httpx
 import torch
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersionSpan, Prompt, SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
 

@@ -10,8 +10,7 @@ from typing import Any
 from inference.fake_sglang import FakeSglang
 from inference.fake_vllm import FakeVllm, Fault
 
-from agent_r1.core.inference import Prompt
-from agent_r1.core.weights import WeightUpdate
+from agent_r1.core.inference import Prompt, WeightUpdate
 from agent_r1.inference.pool import Replica
 from agent_r1.inference.sglang import SglangEngine
 from agent_r1.inference.vllm import VllmEngine

@@ -6,12 +6,10 @@ import resource
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from agent_r1.inference.cache_pages import PAGE_TOKENS, CachePages, cache_size, pages_for
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.kv_cache import CacheSlot
+from agent_r1.inference.kv_cache import PAGE_TOKENS, CachePages, CacheSlot, cache_size, pages_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MIB = 2**20

@@ -12,8 +12,7 @@ from extras import needs_gpu
 from llama_models import MODELS, SIZES, make
 from transformers import Phi3Config, Phi3ForCausalLM, PreTrainedModel
 
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy

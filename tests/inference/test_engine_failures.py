@@ -10,10 +10,9 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from agent_r1.core.errors import EngineError, InvalidInput
-from agent_r1.core.inference import Prompt, SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference.cache_pages import kv_cache_bytes
+from agent_r1.core.inference import PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.inference.config import EngineConfig
+from agent_r1.inference.kv_cache import kv_cache_bytes
 from agent_r1.inference.model_runner import ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum

@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, InferenceEngine, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import (
+    Completion,
+    InferenceEngine,
+    PolicyVersion,
+    Prompt,
+    SamplingParams,
+    StopCondition,
+    WeightUpdate,
+)
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
 from tests.inference.http_engine import EngineServer, HttpEngine

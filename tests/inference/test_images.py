@@ -8,19 +8,17 @@ import pytest
 import torch
 from vision_models import KINDS, load_vision_model, picture, write_vision_model
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Transition
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Prompt, PromptMedia, SamplingParams
+from agent_r1.core.inference import PolicyVersion, Prompt, PromptMedia, SamplingParams, WeightUpdate
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Status
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.trajectory import AttemptId, Group, Status
 from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.image_cache import ImageCache
+from agent_r1.inference.model_runner import ImageCache
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen
 from agent_r1.model.vision import PassImages

@@ -10,7 +10,7 @@ import pytest
 import torch
 from memory_maps import resident_bytes
 
-from agent_r1.inference.lazy_memory import give_back, lazy_zeros
+from agent_r1.inference.kv_cache import give_back, lazy_zeros
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/pagemap of Linux")
 

@@ -22,8 +22,8 @@ from transformers import (
 
 from agent_r1.inference import model_runner
 from agent_r1.inference.kv_cache import CacheSlot
-from agent_r1.inference.llama_decode import LLAMA_LIKE, LlamaDecoder
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk
+from agent_r1.inference.native_decode import LLAMA_LIKE, LlamaDecoder
 
 
 def decode_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

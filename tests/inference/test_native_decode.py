@@ -18,15 +18,19 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agent_r1.core.errors import EngineError, InvalidInput
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.inference import native_decode, native_library
-from agent_r1.inference.cache_pages import PAGE_TOKENS
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
+from agent_r1.inference import native_decode, native_decode as native_library
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.kv_cache import CacheSlot
+from agent_r1.inference.kv_cache import PAGE_TOKENS, CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy
-from agent_r1.inference.native_decode import NativeDecoder, choose_native
-from agent_r1.inference.native_library import NativeLibrary, Unavailable, find_compiler, load_library
+from agent_r1.inference.native_decode import (
+    NativeDecoder,
+    NativeLibrary,
+    Unavailable,
+    choose_native,
+    find_compiler,
+    load_library,
+)
 from agent_r1.inference.torch_engine import TorchEngine
 
 pytestmark = needs_compiler

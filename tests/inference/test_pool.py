@@ -14,8 +14,7 @@ import pytest
 from inference.fake_vllm import FakeVllm, Fault
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference.pool import EnginePool, PoolLimits
 from agent_r1.inference.vllm import VllmEngine
 

@@ -7,13 +7,11 @@ import random
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_r1.core.inference import SamplingParams
-from agent_r1.inference.cache_pages import pages_for
-from agent_r1.inference.kv_cache import CacheSlot
-from agent_r1.inference.scheduler import PrefillPlan, Request, Scheduler
+from agent_r1.inference.kv_cache import CacheSlot, pages_for
+from agent_r1.inference.torch_engine import PrefillPlan, Request, Scheduler
 
 MULTIPLE = 4
 Held = dict[CacheSlot, tuple[int, ...]]

@@ -11,10 +11,9 @@ from inference.fake_vllm import FakeVllm, Fault
 from inference.server_backends import CONTEXT, PROMPT, SGLANG, VLLM, Backend
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Completion, Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference.pool import Replica
-from agent_r1.inference.server_client import ReplicaError
+from agent_r1.inference.server_process import ReplicaError
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
 
@@ -87,7 +86,7 @@ def test_an_aborted_generation_is_continued_with_new_random_numbers(
 def test_a_server_that_aborts_every_request_is_an_engine_error(
     backend: Backend, versions: list[WeightUpdate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.inference.continuation.MAX_ABORT_SECONDS", 0.0)
+    monkeypatch.setattr("agent_r1.inference.pool.MAX_ABORT_SECONDS", 0.0)
     with pytest.raises(EngineError, match="aborted the same request 20 times"):
         backend.serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams()), Fault.ALWAYS_ABORT)
 

@@ -11,10 +11,9 @@ from inference.fake_sglang import FakeSglang
 from inference.fake_vllm import Fault
 from inference.server_backends import CONTEXT, PROMPT, SGLANG
 
-from agent_r1.core.inference import Completion, SamplingParams
-from agent_r1.core.weights import WeightUpdate
+from agent_r1.core.inference import Completion, SamplingParams, WeightUpdate
 from agent_r1.inference.pool import EnginePool, PoolLimits
-from agent_r1.inference.server_client import ReplicaError
+from agent_r1.inference.server_process import ReplicaError
 from agent_r1.inference.sglang import SglangEngine
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import Prompt, SamplingParams, StopCondition
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference import model_runner
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import NARROW_PASS, WIDE_PASS, ModelRunner

@@ -20,18 +20,18 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import (
     Capabilities,
     Completion,
+    PolicyVersion,
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
     ScoredTokens,
     StopCondition,
+    WeightUpdate,
 )
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import DecodeConfig, DecodeMethod, DecodeStep, EngineConfig
-from agent_r1.inference.critic import Critic
+from agent_r1.inference.guidance import Critic, ValueGuidedEngine
 from agent_r1.inference.particles import sequential_monte_carlo, systematic_resample
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.inference.value_guided import ValueGuidedEngine
 from agent_r1.model.value_head import build_value_model
 
 Tokens = tuple[int, ...]

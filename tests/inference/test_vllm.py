@@ -9,10 +9,9 @@ import torch
 from inference.fake_vllm import FakeVllm
 from inference.server_backends import PROMPT, VLLM
 
-from agent_r1.core.inference import Completion, SamplingParams
-from agent_r1.core.weights import WeightUpdate
+from agent_r1.core.inference import Completion, SamplingParams, WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH, compute_canary
-from agent_r1.inference.server_client import ReplicaError
+from agent_r1.inference.server_process import ReplicaError
 from agent_r1.inference.vllm import VllmEngine
 from agent_r1.model.load import load_model
 

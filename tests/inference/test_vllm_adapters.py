@@ -16,15 +16,20 @@ from engine_fixtures import tiny_model  # noqa: F401
 from inference.fake_vllm import OWN_MODEL, FakeVllm, Fault
 from transformers import PreTrainedModel
 
-from agent_r1.core.inference import Completion, PolicyVersionSpan, Prompt, SamplingParams
-from agent_r1.core.weights import AdapterFolders, PolicyVersion, WeightUpdate
-from agent_r1.inference.policy_engine import write_weights
+from agent_r1.core.inference import (
+    AdapterFolders,
+    Completion,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
+from agent_r1.inference.policy_engine import WeightFolders, write_weights
 from agent_r1.inference.pool import EnginePool
-from agent_r1.inference.server_client import ReplicaError
+from agent_r1.inference.server_process import ReplicaError
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.inference.vllm import VllmEngine
-from agent_r1.inference.vllm_options import adapter_options
-from agent_r1.inference.weight_folders import WeightFolders
+from agent_r1.inference.vllm import VllmEngine, adapter_options
 from agent_r1.model.adapter import add_adapter, trained_weights
 from agent_r1.model.config import LoraConfig
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agent_r1.core.temporary_folders import LOCK
-from agent_r1.inference.weight_folders import PREFIX, WeightFolders
+from agent_r1.core.files import LOCK
+from agent_r1.inference.policy_engine import PREFIX, WeightFolders
 from agent_r1.model.load import read_weights
 
 
@@ -37,7 +37,7 @@ def test_weights_of_a_killed_run_make_room_in_shared_memory(
     old = memory / f"{PREFIX}1-abc"
     old.mkdir(parents=True)
     (old / LOCK).touch()  # no process holds the lock
-    monkeypatch.setattr("agent_r1.inference.weight_folders.SHARED_MEMORY", memory)
+    monkeypatch.setattr("agent_r1.inference.policy_engine.SHARED_MEMORY", memory)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0 if old.exists() else 2**40))
     with closing(WeightFolders(tmp_path, "float32")) as folders:
         assert folders.write(tiny_model, 0).is_relative_to(memory)

@@ -13,7 +13,7 @@ from checkpointing import make_model
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from agent_r1.core import packages
+from agent_r1.core import errors as packages
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import (
     ADAPTER_CONFIG,

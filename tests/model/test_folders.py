@@ -23,10 +23,9 @@ from transformers import BertConfig, BertModel
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model import folders
 from agent_r1.model.encoder import load_encoder
-from agent_r1.model.folders import find_folder
+from agent_r1.model.folders import NAMED_MODELS, NamedModel, Package, find_folder, known_names
 from agent_r1.model.llama_gguf import convert_llama
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
-from agent_r1.model.names import NAMED_MODELS, NamedModel, Package, known_names
 from agent_r1.retrieval.config import SearchConfig
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.training.config import RunConfig
@@ -186,7 +185,7 @@ def test_a_package_without_the_file_is_an_error_that_names_the_version(small: Na
 
 def test_without_gguf_the_error_names_the_extra(small: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     found = folders.find_spec
-    monkeypatch.setattr("agent_r1.core.packages.find_spec", lambda name: None if name == "gguf" else found(name))
+    monkeypatch.setattr("agent_r1.core.errors.find_spec", lambda name: None if name == "gguf" else found(name))
     assert refusal("small").endswith("pip install 'agent-r1[smollm2]'")
 
 

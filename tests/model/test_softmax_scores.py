@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agent_r1.model import softmax_scores as module
-from agent_r1.model.softmax_scores import softmax_scores
+from agent_r1.model import forward as module
+from agent_r1.model.forward import softmax_scores
 
 Results = tuple[Tensor, Tensor, Tensor]
 """Log-probabilities, entropies, and the gradient of the logits."""

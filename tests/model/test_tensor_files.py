@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.model.tensor_files import Rows, TensorFiles, write_rows
+from agent_r1.model.weights import Rows, TensorFiles, write_rows
 
 MATRIX, VECTOR, STEP = torch.arange(15.0).view(5, 3), torch.tensor([7.0]), torch.tensor(4.0)
 

@@ -1,14 +1,13 @@
 """The index in the sampled tokens at which each call ends."""
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from tests_tokenizer import TEMPLATE, hermes_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.model.load import load_tokenizer
-from agent_r1.renderers.formats.hermes import CLOSE, OPEN
+from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 

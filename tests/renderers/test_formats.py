@@ -2,18 +2,13 @@
 
 import pytest
 from chat_templates import real_tokenizer, tokenizer_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
-from agent_r1.core.messages import Message, ToolCall
-from agent_r1.core.tool import ToolSpec
-from agent_r1.renderers.formats.deepseek import BEGIN, CLOSE, END, OPEN, SEPARATOR, DeepSeek
+from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.renderers.formats.detect import FORMAT_NAMES, TEMPLATE_FORMATS, open_renderer, require_tools
-from agent_r1.renderers.formats.harmony import Harmony
-from agent_r1.renderers.formats.hermes import Hermes
-from agent_r1.renderers.formats.llama import Llama
+from agent_r1.renderers.formats.json_formats import BEGIN, CLOSE, END, OPEN, SEPARATOR, DeepSeek, Harmony, Hermes, Llama
 from agent_r1.renderers.formats.tags import Tags
 from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json, parse_json
 from agent_r1.renderers.formats.xml import Glm, Qwen35

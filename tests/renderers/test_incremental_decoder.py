@@ -6,7 +6,7 @@ import pytest
 from tests_tokenizer import hermes_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
-from agent_r1.renderers.incremental_decoder import IncrementalDecoder
+from agent_r1.renderers.text_decoding import IncrementalDecoder
 
 TEXT = "Ärger in Zürich: 很好 😀😀, says  Bruno.\n\n\ufffd<|im_start|> 1,5 €"
 

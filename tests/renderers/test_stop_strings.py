@@ -10,20 +10,18 @@ from tests_tokenizer import hermes_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import Prompt, SamplingParams
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
-from agent_r1.renderers.stop_strings import StopStringMatcher, with_stop_strings
 from agent_r1.renderers.template_renderer import TemplateRenderer
+from agent_r1.renderers.text_decoding import StopStringMatcher, with_stop_strings
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tools.function_tool import tool

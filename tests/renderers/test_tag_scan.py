@@ -6,11 +6,10 @@ import re
 import pytest
 from chat_templates import SEARCH, tokenizer_of
 
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import ToolSpec
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import open_renderer
-from agent_r1.renderers.formats.tag_scan import ElementPatterns, TagScan
-from agent_r1.renderers.formats.tags import Tags
+from agent_r1.renderers.formats.tags import ElementPatterns, Tags, TagScan
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 PYTHON = ToolSpec(

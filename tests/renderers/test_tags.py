@@ -4,8 +4,7 @@ import pytest
 from chat_templates import SEARCH, real_tokenizer, tokenizer_of
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Message
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
 from agent_r1.renderers.formats.tags import Tags

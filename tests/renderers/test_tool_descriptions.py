@@ -6,8 +6,7 @@ import pytest
 from chat_templates import MODELS, real_tokenizer
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.messages import Message
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.renderers.special_tokens import special_tokens
 

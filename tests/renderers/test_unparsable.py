@@ -5,19 +5,17 @@ import asyncio
 import pytest
 from chat_templates import SEARCH, real_tokenizer, tokenizer_of
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Message, ToolCall
+from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 
 PYTHON = ToolSpec(
     "python", "Run code.", {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}

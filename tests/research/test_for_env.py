@@ -14,7 +14,7 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs.user_env import Reply, UserEnv
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress
 from research.tiny_base.examples import conversation_example
 from research.tiny_base.for_env import make_tiny_base, record_conversations

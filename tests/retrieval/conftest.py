@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from benchmark_scripts import load_benchmark
 
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import Health
+from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.retrieval.server import RetrievalServer
 
 PASSAGES = (

@@ -9,18 +9,15 @@ from collections import Counter
 
 import pytest
 from benchmark_files import SHARED, real_data
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.retrieval import bm25
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.passages import Passage, read_corpus
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.retrieval import retriever as bm25
+from agent_r1.retrieval.retriever import BM25Index, Passage, read_corpus
 from agent_r1.retrieval.tool import NOTHING_FOUND, render, search_tool
 from agent_r1.tasksets.multihop.questions import read_questions
 from agent_r1.tools.function_tool import Tool

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message, ToolCall
-from agent_r1.retrieval.passages import Passage
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets import build
 
 

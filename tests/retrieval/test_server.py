@@ -19,22 +19,20 @@ import httpx
 import pytest
 
 from agent_r1.cli import main
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
-from agent_r1.envs import NaiveRag, ToolEnv
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.envs.tool_env import NaiveRag, ToolEnv
 from agent_r1.retrieval import server as server_module
-from agent_r1.retrieval.bm25 import BM25Index
 from agent_r1.retrieval.client import RemoteRetriever, open_remote
 from agent_r1.retrieval.open import open_retriever
-from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health, SearchRequest
-from agent_r1.retrieval.retriever import RetrievalError
+from agent_r1.retrieval.retriever import BM25Index, Passage, RetrievalError
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
-from agent_r1.tools import ToolErrorKind
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']
 
@@ -138,7 +136,7 @@ def test_a_foreign_host_name_is_refused(server) -> None:
 
 
 def test_a_connection_without_a_complete_request_is_closed(counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.2)
+    monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.2)
     monkeypatch.setattr("agent_r1.retrieval.server.BODY_SECONDS", 0.2)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small:
         assert answer_to(small, b"POST /search HTTP/1.1\r\nHost: localhost\r\n") == b""
@@ -150,14 +148,14 @@ def test_a_later_request_without_complete_headers_is_closed_too(server, monkeypa
     with socket.create_connection((server.host, server.port), timeout=60) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.1)
+        monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.1)
         raw.sendall(b"POST /search HTTP/1.1\r\n")
         while raw.recv(4096):
             pass
 
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.5)
     monkeypatch.setattr("agent_r1.retrieval.server.IDLE_SECONDS", 1)
     page = Passage("long", "x" * 100_000)
     monkeypatch.setattr(counting, "search", lambda queries, k=5: [(page,) * k for _ in queries])
@@ -199,7 +197,7 @@ def test_a_short_search_is_answered_while_a_large_batch_runs(server, counting, m
 
 def test_slow_clients_take_no_place_from_others_for_long(counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent_r1.retrieval.server.MAX_CONNECTIONS", 10)
-    monkeypatch.setattr("agent_r1.web.server.HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.5)
     with RetrievalServer(counting, Health(status="ok", passages=5, search="bm25")) as small, ExitStack() as clients:
         for _ in range(30):
             raw = clients.enter_context(socket.create_connection((small.host, small.port), timeout=60))

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.prefix_sharing import PrefixSharing
+from agent_r1.data.sequences import PrefixSharing
 from agent_r1.model.value_head import ValueModel, build_value_model
+from agent_r1.reward_models.evaluation import pack_traces
 from agent_r1.reward_models.network import (
     HeadNetwork,
     ImplicitNetwork,
@@ -25,7 +26,6 @@ from agent_r1.reward_models.network import (
     score_turns,
     trace_loss,
 )
-from agent_r1.reward_models.traces import pack_traces
 
 
 @pytest.fixture

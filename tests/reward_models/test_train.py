@@ -16,9 +16,11 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory, Unscored
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
-from agent_r1.reward_models import RewardModelConfig, RewardModelScorer, load_reward_model, train_reward_model
-from agent_r1.reward_models.traces import read_traces, split_by_task
-from agent_r1.reward_models.train import RewardModelReport
+from agent_r1.reward_models.config import RewardModelConfig
+from agent_r1.reward_models.evaluation import read_traces, split_by_task
+from agent_r1.reward_models.network import load_reward_model
+from agent_r1.reward_models.scorer import RewardModelScorer
+from agent_r1.reward_models.train import RewardModelReport, train_reward_model
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 
 FAST = {"learning_rate": 1e-2, "epochs": 6, "batch_size": 16, "held_out": 0.3, "reward": "em"}

@@ -6,8 +6,7 @@ import string
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent_r1.rewards.answers import exact_match_score, extract_answer, f1_score, normalize, sub_match_score
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Rewards, Scores, Status, Trajectory, Unscored
-from agent_r1.envs import ToolEnv
-from agent_r1.rewards import FunctionScorer
+from agent_r1.core.trajectory import AttemptId, Rewards, Scores, Status, Trajectory, Unscored
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.rewards.scoring import FunctionScorer
 
 TASK = Task("t", ())
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Scores, Status, Trajectory, Unscored
-from agent_r1.rewards import ShuffledScorer
+from agent_r1.core.trajectory import AttemptId, Scores, Status, Trajectory, Unscored
+from agent_r1.rewards.scoring import ShuffledScorer
 
 
 def group_of(task: str, size: int) -> list[Trajectory]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent_r1.core.messages import Text, ToolCall
+from agent_r1.core.messages import Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.rewards import TERMS
-from agent_r1.tools import ToolErrorKind
-from agent_r1.tools.tool_errors import error_result
+from agent_r1.rewards.scoring import TERMS
+from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 PAGE = ToolResult((Text("Alba: the capital is Bruno-Town."),), ok=True)
 

@@ -12,9 +12,8 @@ from agent_r1.core.environment import Transition
 from agent_r1.core.errors import EngineError
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.core.trajectory import Status, Unscored
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import session as session_module

@@ -7,13 +7,11 @@ import pytest
 from chat_templates import real_tokenizer
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.inference import PolicyVersionSpan, SamplingParams
-from agent_r1.core.messages import Message
+from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop, _warn_about_long_opening

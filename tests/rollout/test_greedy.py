@@ -12,7 +12,7 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
@@ -21,7 +21,7 @@ from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 
 TASKS = [Task(f"t{number}", (Message.user(f"hello {number}"),)) for number in range(3)]
 

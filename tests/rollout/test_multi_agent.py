@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.envs.multi_agent import Game, Player, PlayerDropped
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer

@@ -5,19 +5,18 @@ import asyncio
 import pytest
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Status
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rewards import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
 TEXT = f"é {CALL % 'look'}\nand {CALL % 'see'} done"

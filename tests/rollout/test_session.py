@@ -6,20 +6,19 @@ from dataclasses import replace
 import pytest
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import EngineError, UnsupportedChat
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.envs import ModelUser, ToolEnv, UserEnv
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.envs.user_env import ModelUser, UserEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.rollout.session import Session
-from agent_r1.rollout.session_values import Stopped
+from agent_r1.rollout.session import Session, Stopped
 
 ATTEMPT = AttemptId("run", "t", 0, 0)
 QUESTION = (Message.user("Who rules Alba?"),)

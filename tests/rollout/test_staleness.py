@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_r1.core.task import Task
-from agent_r1.rollout.collector import GroupRequest
-from agent_r1.rollout.staleness import StalenessController
+from agent_r1.rollout.collector import GroupRequest, StalenessController
 
 
 @dataclass(frozen=True)

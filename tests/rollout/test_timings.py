@@ -15,14 +15,14 @@ from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, TurnTiming
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.scripted_agent import no_gate
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.rollout.session import Rollout
-from agent_r1.training.null_recorder import no_gate
 
 TASK = Task("t", (Message.user("hello"),))
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from agent_r1.core.environment import Transition
-from agent_r1.core.messages import Image, Message, Text, ToolCall
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.messages import Image, Message, Text, ToolCall, ToolResult
 from agent_r1.core.trajectory import Unscored
 from agent_r1.rollout.user_code import (
     MAX_ERROR_CHARACTERS,

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox import ExecutionResult, Limits, Sandbox, SandboxConfig
+from agent_r1.sandbox.config import Limits, SandboxConfig
 from agent_r1.sandbox.isolation import Confinement, IsolationLayer
-from agent_r1.sandbox.probe import verify_isolation
-from agent_r1.sandbox.process import run_program, start_process
+from agent_r1.sandbox.process import ExecutionResult, run_program, start_process
+from agent_r1.sandbox.sandbox import Sandbox, verify_isolation
 from tests.sandbox.attacks import ATTACKS
 
 SOURCE = (Path(__file__).parent / "attacks.py").read_text()

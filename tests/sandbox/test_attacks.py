@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox import Sandbox
 from agent_r1.sandbox.isolation import ALL_LAYERS, Confinement, IsolationLayer
+from agent_r1.sandbox.sandbox import Sandbox
 from tests.sandbox import escapes
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.sandbox import Sandbox
 from agent_r1.sandbox.isolation import IsolationLayer
+from agent_r1.sandbox.sandbox import Sandbox
 
 LIMITS = {"memory": ("memory", "memory.limit_in_bytes"), "": (".", "memory.max")}
 """The folder and the file of the limit, by the controllers that /proc/self/cgroup names, for versions 1 and 2."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox import Sandbox, Verdict
 from agent_r1.sandbox.inside.grader_worker import Opaque, decode, encode
+from agent_r1.sandbox.process import Verdict
+from agent_r1.sandbox.sandbox import Sandbox
 
 
 def grade(sandbox: Sandbox, candidate: str, tests: str) -> Verdict:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sandboxed import sandbox_or_skip
 
-from agent_r1.sandbox import ExecutionStatus, Limits, Sandbox, SandboxConfig, Verdict
+from agent_r1.sandbox.config import Limits, SandboxConfig
 from agent_r1.sandbox.inside.grader_worker import (
     AlteredArgument,
     decode,
@@ -27,6 +26,8 @@ from agent_r1.sandbox.inside.grader_worker import (
     make_exception,
     refuse,
 )
+from agent_r1.sandbox.process import ExecutionStatus, Verdict
+from agent_r1.sandbox.sandbox import Sandbox
 
 
 def grade(sandbox: Sandbox, candidate: str, tests: str, **options: Any) -> Verdict:

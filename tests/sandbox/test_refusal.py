@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox import Limits, Sandbox, SandboxConfig, probe
-from agent_r1.sandbox.isolation import ALL_LAYERS, IsolationLayer
-from agent_r1.sandbox.syscalls import filter_program
+from agent_r1.sandbox import sandbox as probe
+from agent_r1.sandbox.config import Limits, SandboxConfig
+from agent_r1.sandbox.isolation import ALL_LAYERS, IsolationLayer, filter_program
+from agent_r1.sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_the_probe_finds_nothing_if_all_layers_are_in_force(sandbox: Sandbox) ->
 
 
 def test_a_layer_that_does_not_hold_refuses(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.sandbox.syscalls.DENIED", ("reboot",))
+    monkeypatch.setattr("agent_r1.sandbox.isolation.DENIED", ("reboot",))
     monkeypatch.setattr("agent_r1.sandbox.process.filter_program", filter_program.__wrapped__)  # not the cached one
     with pytest.raises(InvalidInput, match=r"does not hold here: syscalls; see .*none") as caught:
         Sandbox()

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Interpreter, Limits, Sandbox
+from agent_r1.sandbox.config import Limits
+from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus
+from agent_r1.sandbox.sandbox import Interpreter, Sandbox
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sandbox.md"
 SHORT = Limits(seconds=0.5, memory=2**28, disk=2**20, output=1000)
@@ -246,10 +248,10 @@ def test_a_killed_trainer_leaves_no_process(sandbox: Sandbox) -> None:
     """The programs hold the end of a pipe, which reads as closed once all of them have ended."""
     trainer = """
 import asyncio, sys
-from agent_r1.sandbox import Limits, SandboxConfig
+from agent_r1 import Limits, SandboxConfig
 from agent_r1.sandbox.isolation import Confinement
 from agent_r1.sandbox.process import start_process
-from agent_r1.sandbox.probe import verify_isolation
+from agent_r1.sandbox.sandbox import verify_isolation
 async def main():
     confinement = Confinement(verify_isolation(SandboxConfig()), Limits())
     process = await start_process(confinement, descriptors=(int(sys.argv[1]),))

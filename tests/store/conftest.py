@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 from recorded_runs import record_all, save
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -23,15 +22,13 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
     StepTimings,
+    TokenRecord,
     TokensRecorded,
 )
-from agent_r1.core.inference import PolicyVersionSpan
-from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
-from agent_r1.core.token_record import TokenRecord
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn, TurnTiming
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run, reopen_run
+from agent_r1.core.inference import PolicyVersion, PolicyVersionSpan
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall, ToolResult
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
+from agent_r1.store.folder import create_run, reopen_run
 from agent_r1.store.ledger import read_latest_seal
 
 MAP = Image.from_data_url(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_r1.store import atomic_fs as disk
+from agent_r1.core import files as disk
 
 
 def test_a_file_replaces_an_existing_one(tmp_path):

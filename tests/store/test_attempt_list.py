@@ -12,7 +12,9 @@ from recorded_runs import record_all
 
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.trajectory import Status
-from agent_r1.store import AttemptFilter, RunReader, create_run
+from agent_r1.store.attempt_list import AttemptFilter
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import RunReader
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from viewed_runs import make_trajectory, write_run
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.messages import Message
-from agent_r1.core.trajectory import Status
-from agent_r1.store import AttemptFilter, RunReader, create_run, reopen_run
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.store import attempt_search as search
-from agent_r1.store.attempt_list import ORDERS, AttemptOrder
+from agent_r1.store.attempt_list import ORDERS, AttemptFilter, AttemptOrder
 from agent_r1.store.attempt_search import AttemptList
+from agent_r1.store.folder import create_run, reopen_run
+from agent_r1.store.reader import RunReader
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from agent_r1.core.messages import Action, Image, Message, Text, ToolCall
-from agent_r1.core.tool import ToolResult
-from agent_r1.store import codec
+from agent_r1.core.messages import Action, Image, Message, Text, ToolCall, ToolResult
+from agent_r1.store import rows as codec
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text() | st.integers() | st.sampled_from(["$tuple", "$pairs"])

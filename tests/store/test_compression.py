@@ -3,10 +3,9 @@
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from agent_r1.store.compression import TurnTokens, pack_document, unpack_document
+from agent_r1.store.rows import TurnTokens, pack_document, unpack_document
 
 ids = st.lists(st.integers(0, 2**31 - 1)).map(tuple)
 logprobs = st.lists(st.floats(allow_nan=False)).map(tuple)

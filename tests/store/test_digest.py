@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from agent_r1.core.trajectory import Trajectory, Turn
-from agent_r1.store import RunReader, create_run
-from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_document
-from agent_r1.store.digest import run_digest
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import RunReader
+from agent_r1.store.rows import TurnTokens, pack_columns, pack_document, unpack_document
 from agent_r1.store.schema import KEYS
+from agent_r1.store.verification import run_digest
 
 
 def digest(folder: Path) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.store import RunReader, create_run, default_run_name, reopen_run, run_folder
+from agent_r1.store.folder import create_run, default_run_name, reopen_run, run_folder
+from agent_r1.store.reader import RunReader
 from agent_r1.store.schema import SCHEMA_VERSION
 
 

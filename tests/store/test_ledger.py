@@ -19,11 +19,12 @@ from recorded_runs import record_all
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Event, LogEvent, StepMetrics
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.store import RunReader, create_run, reopen_run, verification
-from agent_r1.store.digest import run_digest
+from agent_r1.store import verification
+from agent_r1.store.folder import create_run, reopen_run
 from agent_r1.store.ledger import Seal, compute_seal, read_latest_seal
+from agent_r1.store.reader import RunReader
 from agent_r1.store.schema import KEYS
-from agent_r1.store.verification import verify
+from agent_r1.store.verification import run_digest, verify
 
 
 def run_sql(folder: Path, *statements: str) -> None:

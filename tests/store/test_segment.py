@@ -18,9 +18,11 @@ from agent_r1.core.events import (
     PolicyPublished,
     StepMetrics,
 )
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import RunReader, RunWriteError, RunWriter, create_run, reopen_run
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.store.folder import create_run, reopen_run
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
+from agent_r1.store.writer import RunWriteError, RunWriter
 
 
 def resume_run(folder: Path, step: int) -> RunWriter:

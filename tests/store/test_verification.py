@@ -12,14 +12,15 @@ import pytest
 from click.testing import CliRunner
 from recorded_runs import record_all, save
 
-from agent_r1.commands.verify import verify as verify_command
+from agent_r1.commands.recorded_run import verify as verify_command
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFinished, AttemptStarted, CheckpointSaved
-from agent_r1.store import create_run, file_invariants, reopen_run, verification
-from agent_r1.store.compression import TurnTokens, pack_columns, pack_document, unpack_document
+from agent_r1.store import invariants as file_invariants, verification
+from agent_r1.store.folder import create_run, reopen_run
 from agent_r1.store.invariants import INVARIANTS
 from agent_r1.store.ledger import Seal, write_seal_file
 from agent_r1.store.manifest import Manifest, check_manifest
+from agent_r1.store.rows import TurnTokens, pack_columns, pack_document, unpack_document
 from agent_r1.store.verification import FILE_INVARIANTS, verify
 
 Break = Callable[[Path], object]

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.events import (
     AttemptFate,
     AttemptFinished,
@@ -25,9 +23,11 @@ from agent_r1.core.events import (
     StepMetrics,
     StepTimings,
 )
-from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import RunReader, RunWriteError, RunWriter, create_run
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import RunReader
+from agent_r1.store.writer import RunWriteError, RunWriter
 
 Make = Callable[..., Trajectory]
 
@@ -202,10 +202,10 @@ def test_events_of_a_cancelled_caller_are_written(folder: Path) -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.core.events import AttemptStarted
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import create_run
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.store.writer import create_run
 
 async def write(writer):
     for group in range(10**6):
@@ -233,8 +233,8 @@ FULL_DISK = """
 import asyncio, resource, signal, sys
 from pathlib import Path
 from agent_r1.core.events import LogEvent
-from agent_r1.core.weights import PolicyVersion
-from agent_r1.store import RunWriteError, create_run
+from agent_r1.core.inference import PolicyVersion
+from agent_r1.store.writer import RunWriteError, create_run
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = create_run(Path(sys.argv[1]), {})

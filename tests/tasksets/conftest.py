@@ -19,11 +19,11 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest
-from agent_r1.rollout.collector import RolloutLimits as CollectorLimits
+from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits as CollectorLimits
+from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.sandbox import Limits, Sandbox
-from agent_r1.training.null_recorder import NullRecorder, no_gate
+from agent_r1.sandbox.config import Limits
+from agent_r1.sandbox.sandbox import Sandbox
 
 Reply = Callable[[str], str]
 

@@ -12,8 +12,8 @@ from film_pages import write_pages
 from sandboxed import sandbox_or_skip
 
 from agent_r1.core.taskset import TaskSet
-from agent_r1.rewards import FunctionScorer
-from agent_r1.sandbox import Limits
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.sandbox.config import Limits
 from agent_r1.tasksets import TASKSETS, build
 from agent_r1.training.check import CheckReport, check
 from agent_r1.training.config import CheckConfig

@@ -11,7 +11,9 @@ import pytest
 from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox import Sandbox, SandboxConfig, Verdict
+from agent_r1.sandbox.config import SandboxConfig
+from agent_r1.sandbox.process import Verdict
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import Exam, packages_for
 from agent_r1.tasksets.code.examples import Example, example_from_assertion, examples_from_docstring
 from agent_r1.tasksets.code.problems import Problem, read_problems

@@ -15,8 +15,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import Sandbox
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code.problems import read_problems
 from agent_r1.tasksets.code_repair import edits, mutations

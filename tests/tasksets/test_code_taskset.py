@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Action, Message, Text, ToolCall
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.sandbox import Sandbox, Verdict
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.sandbox.process import Verdict
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code.exam import Exam
 from agent_r1.tasksets.code.scorer import extract_solution, repair_rates

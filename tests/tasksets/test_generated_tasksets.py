@@ -9,16 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message, to_openai
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Status, Trajectory
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.model.load import load_tokenizer
-from agent_r1.renderers.formats.hermes import CLOSE, OPEN
+from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits

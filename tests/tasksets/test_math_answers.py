@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agent_r1.tasksets.math import answers
 from agent_r1.tasksets.math.answers import boxed_answer, stated_answer

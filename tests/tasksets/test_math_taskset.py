@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from extras import requires
 
-from agent_r1.core import packages
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core import errors as packages
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.sandbox import Sandbox
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.math import scorer
 from agent_r1.tasksets.math.scorer import LONGEST, AnswerChecker, Checked

@@ -12,7 +12,7 @@ from benchmark_files import SHARED, real_data
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.retrieval.passages import Passage, read_corpus
+from agent_r1.retrieval.retriever import Passage, read_corpus
 from agent_r1.tasksets.multihop.questions import Question, read_questions
 
 OFFICIAL = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.rewards.answers import exact_match_score, f1_score
 from agent_r1.tasksets.multihop.questions import Question, read_questions
 

@@ -17,13 +17,12 @@ import pytest
 from benchmark_files import SHARED, real_data
 
 import agent_r1.tasksets.multihop
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Rewards, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Rewards, Status, Trajectory, Turn
 from agent_r1.retrieval.retriever import RetrievalError
 from agent_r1.tasksets import TASKSETS, build
 from agent_r1.tasksets.multihop import MAX_OUTPUT

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.tasksets import build
 from agent_r1.tasksets.people.examples import EXAMPLES
 from agent_r1.tasksets.people.questions import SPLITS, tasks, world_of

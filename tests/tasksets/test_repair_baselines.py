@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmark_scripts import load_benchmark
 
-from agent_r1.sandbox import Sandbox
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code_repair.tool import bug_of
 

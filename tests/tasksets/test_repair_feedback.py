@@ -9,8 +9,8 @@ import pytest
 from benchmark_scripts import load_benchmark
 
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import Sandbox
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
 from agent_r1.tasksets.code_repair.tool import bug_of
 

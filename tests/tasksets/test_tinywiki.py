@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import tinywiki
 from agent_r1.tasksets.tinywiki.questions import SPLITS
 from agent_r1.tasksets.tinywiki.search import NOTHING, retrieve

@@ -5,10 +5,10 @@ import hashlib
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import tinywiki
 from agent_r1.tasksets.tinywiki.names import RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
 from agent_r1.tasksets.tinywiki.paraphrases import PARAPHRASES

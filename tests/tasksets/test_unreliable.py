@@ -9,12 +9,12 @@ from itertools import combinations
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action
-from agent_r1.core.reference_solution import tool_call
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import tool_call
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import unreliable
 from agent_r1.tasksets.tinywiki.wiki import open_wiki
 from agent_r1.tools.tool_errors import ToolErrorKind

@@ -20,9 +20,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.passages import Passage
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.rewards.answers import exact_match_score
 from agent_r1.tasksets import build
 from agent_r1.tasksets.wikifilm.dates import Date

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from film_pages import PAGES
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.wikifilm.dates import Date
 from agent_r1.tasksets.wikifilm.films import Film, read_film
 from agent_r1.tasksets.wikifilm.persons import Person, read_director

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.tools import Tool, ToolErrorKind, tool
-from agent_r1.tools.batching import MAX_BATCH
+from agent_r1.tools.execution import MAX_BATCH
+from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 Batch = Callable[[list[dict[str, Any]]], Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.tools.docstring import parse_docstring
+from agent_r1.tools.function_tool import parse_docstring
 
 FULL = """Look passages up.
 

@@ -13,12 +13,12 @@ from running_tools import failure, run, text_of
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import SandboxConfig
-from agent_r1.tools import ToolErrorKind, tool
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox.config import SandboxConfig
+from agent_r1.tools.function_tool import tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 
 class Unit(Enum):

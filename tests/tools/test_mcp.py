@@ -11,12 +11,11 @@ import pytest
 from extras import requires
 
 from agent_r1 import ToolEnv
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Image
+from agent_r1.core.messages import Image, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.tools import mcp
 from agent_r1.tools.mcp import HttpServer, StdioServer, mcp_tools
 from agent_r1.tools.tool_errors import ToolErrorKind

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent_r1.core.messages import Action, ToolCall
+from agent_r1.core.messages import Action, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Limits, Output, Sandbox
-from agent_r1.tools import ToolErrorKind, python_tool
-from agent_r1.tools.python_tool import format_result
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox.config import Limits
+from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus, Output
+from agent_r1.sandbox.sandbox import Sandbox
+from agent_r1.tools.python_tool import format_result, python_tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 Says = Callable[..., Action]
 Calls = Callable[..., ToolCall]

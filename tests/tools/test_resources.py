@@ -13,8 +13,10 @@ from running_tools import failure, run, text_of
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
-from agent_r1.envs import ToolEnv
-from agent_r1.tools import Resources, Tool, ToolErrorKind, tool
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.resources import Resources
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 Says = Callable[..., Action]
 Calls = Callable[..., ToolCall]

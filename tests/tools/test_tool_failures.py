@@ -15,7 +15,8 @@ from running_tools import failure, run, text_of
 
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
-from agent_r1.tools import Tool, ToolErrorKind, tool
+from agent_r1.tools.function_tool import Tool, tool
+from agent_r1.tools.tool_errors import ToolErrorKind
 
 
 class Unprintable(Exception):
@@ -205,11 +206,11 @@ def test_each_call_gets_its_own_output_from_the_threads(task: Task, context: Any
 def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
     program = """
 import asyncio, time
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.environment import RolloutContext
-from agent_r1.tools import tool
+from agent_r1 import tool
 
 @tool
 def hang() -> str:

@@ -8,12 +8,12 @@ import zlib
 from PIL import Image as Pillow
 
 from agent_r1.core import messages
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.messages import Image, Text
+from agent_r1.core.messages import Image, Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.tools import function_tool, tool
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.tools import function_tool
+from agent_r1.tools.function_tool import tool
 from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import ToolErrorKind
 

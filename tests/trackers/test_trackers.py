@@ -11,14 +11,11 @@ from typing import Any, ClassVar
 import pytest
 from extras import requires
 
-from agent_r1 import InvalidInput, Message
-from agent_r1.core.attempt_id import AttemptId
+from agent_r1 import InvalidInput, Message, trackers as registry
 from agent_r1.core.events import AttemptFinished, Event, LogEvent, StepMetrics, StepTimings
 from agent_r1.core.settings import flat_settings
-from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.trackers import AttemptSample, TrackedRun, TrackingRecorder, registry
-from agent_r1.trackers.registry import require_trackers
-from agent_r1.trackers.tensorboard import TensorBoardTracker
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.trackers import AttemptSample, TensorBoardTracker, TrackedRun, TrackingRecorder, require_trackers
 
 SECRET = "http://ann:pass-7@10.0.0.1:8800/search?token=tok-7"
 METRICS = (StepMetrics(1, {"reward": 0.5, "reward/em": 0.25, "validation_em": 0.75}), StepTimings(1, {"seconds": 2.0}))
@@ -81,7 +78,7 @@ class Hanging(Notebook):
 def notebooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Notebook]]:
     monkeypatch.setattr(Notebook, "made", [])
     kinds = {"notebook": Notebook, "raising": Raising, "unopened": Unopened, "hanging": Hanging}
-    monkeypatch.setattr("agent_r1.trackers.recorder.TRACKERS", {**registry.TRACKERS, **kinds})
+    monkeypatch.setattr("agent_r1.trackers.TRACKERS", {**registry.TRACKERS, **kinds})
     yield Notebook.made
     Hanging.released.set()
     Hanging.released = threading.Event()
@@ -180,7 +177,7 @@ def test_a_warning_about_a_tracker_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.core.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("agent_r1.core.errors.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"extra wandb: .* pip install 'agent-r1\[wandb\]'"):
         require_trackers(["wandb"])
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from agent_r1.algorithms import PolicyLoss
+from agent_r1.algorithms.policy_losses import PolicyLoss
 
 
 class Halved(PolicyLoss):

@@ -30,9 +30,8 @@ from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.oom_retry import OutOfMemory
 from agent_r1.trainer.protocol import Trainer, TrainerState
-from agent_r1.trainer.rank_trainer import RankTrainer
+from agent_r1.trainer.rank_trainer import RankTrainer, share_blocks
 from agent_r1.trainer.ranks import RankGroup
-from agent_r1.trainer.sharding import share_blocks
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 

@@ -14,7 +14,7 @@ from updating import make_updater, update
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model import weights
 from agent_r1.model.weights import cast_parameters, checkpoint_activations, mixed_precision
-from agent_r1.trainer import sharding
+from agent_r1.trainer import rank_trainer as sharding
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
 
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)

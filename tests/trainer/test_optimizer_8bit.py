@@ -94,6 +94,6 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
 
 
 def test_without_its_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.core.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("agent_r1.core.errors.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"pip install 'agent-r1\[8bit\]'"):
         optimizer_of(new_module(), "adamw-8bit")

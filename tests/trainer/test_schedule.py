@@ -14,7 +14,7 @@ from updating import make_updater, update
 from agent_r1.config import Layer
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.config import ScheduleConfig
 from agent_r1.trainer.optimizer import learning_rate_schedule

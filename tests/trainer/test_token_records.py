@@ -11,7 +11,7 @@ from learning import with_recorded_logprobs
 from updating import update
 
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.core.token_record import TokenRecord
+from agent_r1.core.events import TokenRecord
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.report import Trained

@@ -10,8 +10,8 @@ import torch
 from learning import with_recorded_logprobs
 from updating import make_updater, update
 
-from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.component import Advantage
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.shaping import Filters

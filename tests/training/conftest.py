@@ -16,11 +16,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agent_r1.core.files import Disk
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store.atomic_fs import Disk
 from agent_r1.store.manifest import checkpoint_step
 from agent_r1.training import build
-from agent_r1.training.checkpoint.files import BestStep, load_checkpoint, save_checkpoint
+from agent_r1.training.checkpoint_files import BestStep, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,7 +13,7 @@ from inference.fake_vllm import FakeVllm, Fault
 
 from agent_r1.cli import main
 from agent_r1.model.load import load_tokenizer
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 
 CONTEXT = 512

@@ -6,7 +6,7 @@ import pytest
 import agent_r1
 from agent_r1 import Task, ToolEnv
 from agent_r1.cli import main
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 
 OPTIONS = {
     "steps": 1,

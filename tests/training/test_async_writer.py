@@ -10,8 +10,8 @@ from checkpointing import snapshot_of
 from transformers import PreTrainedModel
 
 from agent_r1.core.events import CheckpointSaved, Event
-from agent_r1.training.checkpoint.async_writer import AsyncCheckpointWriter
-from agent_r1.training.checkpoint.files import CheckpointError, Snapshot
+from agent_r1.training.checkpoint_files import CheckpointError, Snapshot
+from agent_r1.training.checkpoint_manager import AsyncCheckpointWriter
 
 
 class MemoryRecorder:

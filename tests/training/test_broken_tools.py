@@ -20,19 +20,22 @@ from sandboxed import sandbox_or_skip
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import RolloutContext
+from agent_r1.core.messages import ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import STATUS_POLICY, Status, Trajectory
-from agent_r1.envs import ToolEnv
-from agent_r1.sandbox import Limits
-from agent_r1.store import RunReader
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.sandbox.config import Limits
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import found_page, search
-from agent_r1.tools import Resources, ToolErrorKind, python_tool, tool
 from agent_r1.tools import function_tool as tools
+from agent_r1.tools.function_tool import tool
 from agent_r1.tools.mcp import mcp_tools
+from agent_r1.tools.python_tool import python_tool
+from agent_r1.tools.resources import Resources
+from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train

@@ -23,7 +23,7 @@ from agent_r1.store.manifest import (
     checkpoint_step,
     list_checkpoints,
 )
-from agent_r1.training.checkpoint.files import (
+from agent_r1.training.checkpoint_files import (
     BestStep,
     TrainProgress,
     copy_weights,

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from checkpointing import Crash, FailingDisk, snapshot_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
-from agent_r1.training.checkpoint.files import BestStep, CheckpointError, find_latest_checkpoint, save_checkpoint
+from agent_r1.training.checkpoint_files import BestStep, CheckpointError, find_latest_checkpoint, save_checkpoint
 
 
 @pytest.fixture

@@ -13,15 +13,14 @@ from preloaded import run_python
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, resolve
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
 from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
-from agent_r1.store.verification import verify
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest, verify
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.checkpoint import manager
-from agent_r1.training.checkpoint.files import CheckpointError, find_latest_checkpoint, load_checkpoint
+from agent_r1.training import checkpoint_manager as manager
+from agent_r1.training.checkpoint_files import CheckpointError, find_latest_checkpoint, load_checkpoint
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress

@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 from failing import calling, excluded, failing, group_of, make_trajectory
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.messages import Text
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.data.training_sample import Excluded
 from agent_r1.tools.tool_errors import ToolErrorKind
-from agent_r1.training.monitor.checks import tool_warnings
-from agent_r1.training.monitor.circuit_breaker import (
+from agent_r1.training.monitor import (
     ADVICE,
     CALL_WINDOW,
     MAX_REASON_LENGTH,
     CircuitBreaker,
     shorten_reason,
+    tool_warnings,
 )
 
 

@@ -10,7 +10,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer, from_text, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
 
 

@@ -29,7 +29,7 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.rollout.context_policy import build_context_policy
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import ModelSet
 from agent_r1.trainer.report import Trained

@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli import main
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import MAX_SHOWN, InvalidInput
 from agent_r1.core.redaction import has_redacted, redact
 from agent_r1.core.task import Task
-from agent_r1.retrieval.bm25 import BM25Index
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.retrieval.client import RemoteRetriever
-from agent_r1.retrieval.passages import Passage
 from agent_r1.retrieval.protocol import Health
+from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.retrieval.tool import search_tool
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tools.mcp import HttpServer, StdioServer
 from agent_r1.training.config import TasksetConfig
 

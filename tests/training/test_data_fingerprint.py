@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from resuming import config_of, resume, train_with_images
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.store.verification import verify
-from agent_r1.training.data_fingerprint import fingerprint_data
+from agent_r1.training.preflight import fingerprint_data
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_data_that_is_not_json_is_covered(micro: TaskSet, tmp_path: Path) -> Non
 
 def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = (
-        "from agent_r1.core.task_hash import hash_tasks; from agent_r1.core.task import Task;"
+        "from agent_r1.core.task import hash_tasks; from agent_r1.core.task import Task;"
         "print(hash_tasks([Task('a', (), {'x': {frozenset('abcdef'): 1, 2: {'b', 'a', 'c'}}})]))"
     )
     command = [sys.executable, "-c", script]

@@ -12,7 +12,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.devices import DevicePlan, Hardware, find_hardware, plan_devices, server_gpus
+from agent_r1.training.servers import DevicePlan, Hardware, find_hardware, plan_devices, server_gpus
 
 EIGHT = Hardware(tuple("01234567"), cores=64)
 

@@ -17,10 +17,9 @@ from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.model.value_head import build_value_model
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.reward_models.evaluation import evaluate_scores
-from agent_r1.reward_models.folder import save_reward_model
-from agent_r1.reward_models.network import HeadNetwork, RewardModel
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
+from agent_r1.reward_models.network import HeadNetwork, RewardModel, save_reward_model
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress

@@ -21,7 +21,7 @@ from scenarios import MICRO, micro_taskset
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import weights_checksum
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import build, run
 from agent_r1.training.progress import SilentProgress, StepReport

@@ -34,16 +34,14 @@ from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
 from agent_r1.rollout.turn_beam import RecordedAction, RepeatingEngine
-from agent_r1.store import RunReader
 from agent_r1.store.manifest import list_checkpoints
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.build import rollout_limits
-from agent_r1.training.config import EvalConfig
-from agent_r1.training.critic_config import CriticConfig
-from agent_r1.training.critics import load_critic, open_critic
+from agent_r1.training.config import CriticConfig, EvalConfig
 from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, Method, attempts, evaluate, guided_method
-from agent_r1.training.policy import load_policy
+from agent_r1.training.policy import load_critic, load_policy, open_critic
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.tables import Table
 from agent_r1.training.train_critic import RecordedReturns, predict, recorded_returns, split_tasks, train_critic

@@ -13,19 +13,20 @@ import pytest
 from failing import failing, group_of, make_trajectory
 
 from agent_r1 import cli
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import Event, LogEvent
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Trajectory
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.trajectory import AttemptId, Group, Trajectory
 from agent_r1.data.training_sample import Excluded, select_trainable
 from agent_r1.trainer.report import Trained
 from agent_r1.trainer.updater import SelectedGroup, UpdateReport
 from agent_r1.training import run
-from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.checks import (
+from agent_r1.training.config import MonitorConfig, TrainConfig
+from agent_r1.training.monitor import (
     GradientSpikeDetector,
+    HealthMonitor,
+    MonitorState,
     check_effective_share,
     check_group_integrity,
     check_memory_reduced,
@@ -33,9 +34,6 @@ from agent_r1.training.monitor.checks import (
     check_weights,
     metric_checks,
 )
-from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.monitor.health_monitor import HealthMonitor
-from agent_r1.training.monitor.state import MonitorState
 
 HEALTHY = {"reward": 0.5, "staleness": 0.0, "skipped_steps": 0.0, "first_ratio_deviation": 1e-6, "logprob_gap": 1e-5}
 DEFAULT = MonitorConfig()

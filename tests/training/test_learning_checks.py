@@ -9,7 +9,7 @@ from failing import make_trajectory
 
 from agent_r1.data.training_sample import Selection, TrainingSample
 from agent_r1.trainer.report import reward_metrics
-from agent_r1.training.monitor.learning_checks import check_contrast, check_entropy, check_validation
+from agent_r1.training.monitor import check_contrast, check_entropy, check_validation
 
 START = (0.2, 0.2, 0.2, 0.2, 0.2)
 

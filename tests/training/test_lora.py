@@ -19,18 +19,17 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput, RunStopped
-from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import merged_copy, trained_weights
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import weights_checksum
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.build import Placement
-from agent_r1.training.checkpoint.files import find_trained_model
+from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, RunConfig, TrainConfig
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.policy import Policy

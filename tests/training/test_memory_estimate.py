@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference import native_decode
-from agent_r1.model import softmax_scores
+from agent_r1.model import forward as softmax_scores
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores

@@ -8,27 +8,26 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import Status, Trajectory, Turn
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rewards import FunctionScorer, exact_match
+from agent_r1.rewards.answers import exact_match
+from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine
 from agent_r1.training.config import EvalConfig, TrainConfig
-from agent_r1.training.eval_metrics import majority_score, pass_at_k
 from agent_r1.training.evaluate import Method, measure_pass_at_k, sampled_cell
+from agent_r1.training.metrics import majority_score, pass_at_k
 from agent_r1.training.progress import SilentProgress
 
 

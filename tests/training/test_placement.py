@@ -12,7 +12,7 @@ from recorded_runs import first_attempts
 
 from agent_r1.cli import main
 from agent_r1.core.inference import InferenceEngine
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import build
 from agent_r1.training.build import EMBEDDED, Placement

@@ -16,12 +16,12 @@ from shown_runs import make_trajectory
 from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, PolicyPublished, StepMetrics
+from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.profile import Part, PartTime, StepProfile
 from agent_r1.core.trajectory import TurnTiming
-from agent_r1.core.weights import PolicyVersion
 from agent_r1.model.pass_memory import kv_bytes_per_token
-from agent_r1.store import RunReader, create_run
-from agent_r1.store.results import read_hardware
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import RunReader, read_hardware
 from agent_r1.training.memory_estimate import plan_memory
 from agent_r1.training.plan import kv_capacity, model_size, plan_cluster, shape_of
 from agent_r1.training.plan_config import GPUS, MODEL_SHAPES, Gpu, PlanConfig

@@ -21,15 +21,14 @@ from rich.console import Console
 from agent_r1.cli import main
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.envs import ToolEnv
-from agent_r1.rewards import FunctionScorer, exact_match
-from agent_r1.tools import tool
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.rewards.answers import exact_match
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.tools.function_tool import tool
 from agent_r1.training.config import PlayConfig
-from agent_r1.training.human_input import format_signature, parse_line
-from agent_r1.training.play import PlayResult, play
+from agent_r1.training.play import PlayResult, format_signature, parse_line, play
 
 ROOT = Path(__file__).parents[2]
 

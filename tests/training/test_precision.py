@@ -18,18 +18,16 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer
 from agent_r1.core.events import LogEvent
-from agent_r1.core.inference import Capabilities
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import Capabilities, PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.training import run
-from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.monitor.config import MonitorConfig
+from agent_r1.training.config import MonitorConfig, TrainConfig, resolve_config
+from agent_r1.training.loop import WeightPublisher
 from agent_r1.training.precision import precision_events
 from agent_r1.training.progress import SilentProgress, StepReport, format_step
-from agent_r1.training.publisher import WeightPublisher
 
 MIXED = {"engine.dtype": "bfloat16"}
 

@@ -10,9 +10,9 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
 from agent_r1.data.training_sample import select_trainable
-from agent_r1.envs import ToolEnv
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.config import TrainConfig

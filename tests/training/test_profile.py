@@ -15,24 +15,23 @@ from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.cli import main
 from agent_r1.config import Layer, resolve
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.profile import Part, StepProfile, StepProfiler
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Scores, Trajectory
-from agent_r1.envs import ToolEnv
+from agent_r1.core.trajectory import AttemptId, Scores, Trajectory
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.observing_engines import ProfiledEngine
 from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
 from agent_r1.rollout.scripted_engine import ScriptedEngine
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.null_recorder import NullRecorder, no_gate
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 

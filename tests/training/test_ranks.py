@@ -18,13 +18,13 @@ from agent_r1.cli import main
 from agent_r1.export.config import ExportConfig
 from agent_r1.export.run import export_run
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.store import RunReader
 from agent_r1.store.manifest import list_checkpoints
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.trainer import ranks
 from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.ranks import RankGroup
-from agent_r1.training.rank_restarts import RANKS_RESTARTED
+from agent_r1.training.run import RANKS_RESTARTED
 
 OPTIONS = [
     *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "1"),

@@ -10,19 +10,13 @@ import pytest
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.cli import main
-from agent_r1.core import packages
+from agent_r1.core import errors as packages
 from agent_r1.core.errors import InvalidInput
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.devices import Hardware
-from agent_r1.training.placement.ray_cluster import (
-    ResourceRequest,
-    _require_listener,
-    check_resources,
-    describe,
-    request_resources,
-)
+from agent_r1.training.ray import ResourceRequest, _require_listener, check_resources, describe, request_resources
+from agent_r1.training.servers import Hardware
 
 CPUS, GPUS = Hardware((), 2), Hardware(("0",), 8)
 

@@ -21,12 +21,12 @@ from extras import requires
 from inference.fake_vllm import write_python
 
 from agent_r1.cli import main
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.inference.pool import EnginePool
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.trainer.fsdp import FsdpTrainer
-from agent_r1.training.rank_restarts import RANKS_RESTARTED
+from agent_r1.training.run import RANKS_RESTARTED
 
 pytestmark = [
     requires("ray", "ray"),

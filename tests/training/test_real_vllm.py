@@ -25,12 +25,12 @@ from training.wide_llama import as_wide_llama
 from agent_r1.config import Layer, read_toml
 from agent_r1.inference.server_process import GUARD
 from agent_r1.model.load import load_model, load_tokenizer
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig, resolve_config
-from agent_r1.training.eval_metrics import score_trajectory
+from agent_r1.training.metrics import score_trajectory
 from agent_r1.training.progress import SilentProgress, StepReport
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from agent_r1.config import Layer, resolve
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training import run

@@ -12,17 +12,16 @@ from resuming import config_of
 from agent_r1.config import Layer
 from agent_r1.core.events import LogEvent
 from agent_r1.core.taskset import TaskSet
-from agent_r1.data.prefix_sharing import PrefixSharing
+from agent_r1.data.sequences import PrefixSharing
 from agent_r1.inference import native_decode
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.trainer import single_process
 from agent_r1.training import run as run_module
-from agent_r1.training.arithmetic import decode_step_events, update_events
 from agent_r1.training.build import build_runtime
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.resume import recorded_decode_step, resolve_resume_config
-from agent_r1.training.run import resume, train
+from agent_r1.training.run import decode_step_events, resume, train, update_events
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 from agent_r1.config import Layer, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import StepMetrics
-from agent_r1.store import RunWriter, create_run, reopen_run
+from agent_r1.store.folder import create_run, reopen_run
+from agent_r1.store.writer import RunWriter
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.resume import CHANGEABLE, resolve_resume_config
 

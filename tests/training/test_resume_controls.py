@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from resuming import EVERYTHING, Whole, resume, train_with_images
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunWriter
+from agent_r1.core.trajectory import AttemptId
 from agent_r1.store.verification import verify
-from agent_r1.store.writer import RunWriteError
+from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.checkpoint import restore
+from agent_r1.training import checkpoint_manager as restore
 
 Change = Callable[[PolicyUpdater, TrainerState], TrainerState]
 

@@ -11,7 +11,7 @@ from agent_r1.config import Layer
 from agent_r1.core.events import LogEvent
 from agent_r1.core.taskset import TaskSet
 from agent_r1.training.build import build_runtime
-from agent_r1.training.checkpoint.restore import INEXACT, restore_run
+from agent_r1.training.checkpoint_manager import INEXACT, restore_run
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.run import train

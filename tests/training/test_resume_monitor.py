@@ -14,12 +14,12 @@ from resuming import Whole, result_of, resume, train_with_images
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.checkpoint import restore
-from agent_r1.training.monitor.state import MonitorState
+from agent_r1.training import checkpoint_manager as restore
+from agent_r1.training.monitor import MonitorState
 
 
 class FailingScorer:

@@ -15,12 +15,10 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.data.training_sample import select_trainable
+from agent_r1.rollout.scripted_agent import NullRecorder
 from agent_r1.trainer.updater import SelectedGroup
-from agent_r1.training.config import TrainConfig
-from agent_r1.training.monitor.config import MonitorConfig
-from agent_r1.training.monitor.health_monitor import HealthMonitor
-from agent_r1.training.monitor.reward_hacking import CORRELATION, PROXY, TRUE, check_reward_hacking, proxy_metrics
-from agent_r1.training.null_recorder import NullRecorder
+from agent_r1.training.config import MonitorConfig, TrainConfig
+from agent_r1.training.monitor import CORRELATION, PROXY, TRUE, HealthMonitor, check_reward_hacking, proxy_metrics
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 

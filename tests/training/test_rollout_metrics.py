@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.tools.tool_errors import ToolErrorKind
-from agent_r1.training.rollout_metrics import compute_rollout_metrics
+from agent_r1.training.metrics import compute_rollout_metrics
 
 
 def turn(*errors):

@@ -19,11 +19,11 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFate
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
-from agent_r1.envs import ToolEnv
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rewards import f1
+from agent_r1.rewards.answers import f1
 from agent_r1.rollout.collector import RolloutLimits
-from agent_r1.store import RunReader
+from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts

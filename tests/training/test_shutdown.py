@@ -16,8 +16,8 @@ from resuming import Whole, config_of, resume
 
 from agent_r1.core.errors import Interrupted
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader
 from agent_r1.store.manifest import checkpoint_step, list_checkpoints
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress, StepReport

@@ -6,8 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agent_r1.training.simulation import Cluster, EngineCost, GroupLoad, Schedule, TrainerCost, TurnLoad, simulate
 

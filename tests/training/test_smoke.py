@@ -17,22 +17,21 @@ from inference.fake_vllm import FakeVllm, Fault
 from agent_r1.cli import main
 from agent_r1.config import Layer
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.inference import InferenceEngine
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
-from agent_r1.envs import ToolEnv
+from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
+from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.policy_engine import PolicyEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_tokenizer
 from agent_r1.tasksets import build
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 from agent_r1.trainer import ranks
 from agent_r1.trainer.fsdp import FsdpTrainer
 from agent_r1.trainer.protocol import Module, PassStats, PreparedBatch
 from agent_r1.training.build import EMBEDDED, Runtime, build_runtime
 from agent_r1.training.config import RunConfig, TrainConfig, resolve_config
+from agent_r1.training.loop import WeightPublisher
 from agent_r1.training.policy import Policy
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.publisher import WeightPublisher
 from agent_r1.training.smoke import SmokeReport, smoke
 from agent_r1.training.smoke_checks import CheckOutcome, SmokeChecks, reject
 

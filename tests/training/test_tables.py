@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
-from agent_r1.core.attempt_id import AttemptId
-from agent_r1.core.trajectory import Status, Trajectory
-from agent_r1.training.eval_metrics import EvalResult
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.training.metrics import EvalResult, reward_means
 from agent_r1.training.progress import ProgressBar, StepReport, format_step, make_progress
-from agent_r1.training.reward_totals import reward_means
 from agent_r1.training.tables import (
     Cell,
     PassAtK,

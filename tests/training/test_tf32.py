@@ -12,17 +12,15 @@ from torch import Tensor
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.weights import ProductPrecision
+from agent_r1.core.inference import ProductPrecision
 from agent_r1.inference.canary import BANDS, LogprobGap
 from agent_r1.inference.model_runner import PROBE_TOLERANCE
-from agent_r1.model.device import set_product_precision
 from agent_r1.model.load import load_model
-from agent_r1.model.weights import product_precision
+from agent_r1.model.weights import product_precision, set_product_precision
 from agent_r1.trainer.single_process import describe_arithmetic
 from agent_r1.training import policy
-from agent_r1.training.config import EvalConfig, TrainConfig
+from agent_r1.training.config import GAP_LIMITS, RATIO_LIMITS, EvalConfig, TrainConfig
 from agent_r1.training.inactive_settings import inactive_settings
-from agent_r1.training.monitor.config import GAP_LIMITS, RATIO_LIMITS
 from agent_r1.training.smoke_checks import GRADIENT_TOLERANCE
 
 

@@ -13,8 +13,7 @@ from resuming import config_of
 
 from agent_r1.config import Layer
 from agent_r1.core.taskset import TaskSet
-from agent_r1.store import RunReader
-from agent_r1.store.results import read_results, read_tools
+from agent_r1.store.reader import RunReader, read_results, read_tools
 from agent_r1.trackers import TrackedRun, Tracker
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress
@@ -50,9 +49,9 @@ def hang(run: TrackedRun) -> Tracker:
 def test_failing_trackers_change_no_bit_of_a_run_and_are_reported_once(
     micro: TaskSet, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.trackers.recorder.HANG_SECONDS", 0.05)
+    monkeypatch.setattr("agent_r1.trackers.HANG_SECONDS", 0.05)
     trackers = {"wandb": lambda run: Raising(), "mlflow": hang}
-    monkeypatch.setattr("agent_r1.trackers.recorder.TRACKERS", trackers)
+    monkeypatch.setattr("agent_r1.trackers.TRACKERS", trackers)
     monkeypatch.setattr(run, "require_trackers", lambda names: None)
     progress = Lines()
     run.train(config_of(micro, tmp_path / "tracked", {**SHORT, "track": ("wandb", "mlflow")}), micro, progress)
@@ -70,7 +69,7 @@ def test_a_resumed_run_tells_its_trackers_where_it_continues(
         opened.append(tracked)
         raise ConnectionError
 
-    monkeypatch.setattr("agent_r1.trackers.recorder.TRACKERS", {"wandb": note})
+    monkeypatch.setattr("agent_r1.trackers.TRACKERS", {"wandb": note})
     monkeypatch.setattr(run, "require_trackers", lambda names: None)
     place = {"run": str(tmp_path / "run")}
     run.train(config_of(micro, tmp_path / "run", {**SHORT, "track": ("wandb",)}), micro, SilentProgress())

@@ -17,7 +17,7 @@ from inference.fake_vllm import FakeVllm, Fault, write_python
 from training.server_runs import CONTEXT, OPTIONS, die_after_updates, refuse, two_servers, versions_of
 
 from agent_r1.cli import main
-from agent_r1.core.weights import PolicyVersion, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.inference.pool import EnginePool
 from agent_r1.inference.server_process import GUARD, ServerProcess
 

@@ -11,8 +11,11 @@ import httpx
 import pytest
 from viewed_runs import write_hostile_run, write_run
 
-from agent_r1.store import RunWriter, reopen_run
-from agent_r1.viewer import Catalog, ViewerServer, create_app
+from agent_r1.store.folder import reopen_run
+from agent_r1.store.writer import RunWriter
+from agent_r1.viewer.app import create_app
+from agent_r1.viewer.catalog import Catalog
+from agent_r1.viewer.server import ViewerServer
 
 DEFAULTS = {"steps": 200, "trainer.learning_rate": 1e-6, "reward_weights": {}, "taskset": "tinywiki", "model": ""}
 

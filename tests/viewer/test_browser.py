@@ -21,9 +21,11 @@ import pytest
 from hostile_texts import HOSTILE
 from viewed_runs import GROUP_SIZE, HOSTILE_RUN, step_events
 
-from agent_r1.store import RunReader, RunWriter
-from agent_r1.viewer import Catalog, ViewerServer, create_app
-from agent_r1.viewer.app import attempt_path
+from agent_r1.store.reader import RunReader
+from agent_r1.store.writer import RunWriter
+from agent_r1.viewer.app import attempt_path, create_app
+from agent_r1.viewer.catalog import Catalog
+from agent_r1.viewer.server import ViewerServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
@@ -287,7 +289,7 @@ def test_hostile_texts_run_nothing(window: Window) -> None:
 
 def take_pictures(runs: Path, folder: Path) -> None:
     """Write the pictures of the documents, from runs that were trained."""
-    from agent_r1.commands.view import default_settings, find_model
+    from agent_r1.commands.recorded_run import default_settings, find_model
 
     folder.mkdir(exist_ok=True)
     with (

@@ -97,5 +97,5 @@ def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_pa
 
 
 def test_the_viewer_does_not_load_torch() -> None:
-    code = "import sys, agent_r1.cli, agent_r1.viewer, agent_r1.commands.view as v; v.default_settings(); "
+    code = "import sys, agent_r1.cli, agent_r1.viewer, agent_r1.commands.recorded_run as v; v.default_settings(); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

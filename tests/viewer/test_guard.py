@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent_r1.viewer import ViewerServer
+from agent_r1.viewer.server import ViewerServer
 
 PAGES = ("/", "/run/alba", "/run/alba/attempts", "/static/app.js", "/revision", "/nothing")
 

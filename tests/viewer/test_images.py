@@ -14,11 +14,14 @@ from agent_r1.commands.show_attempt import read_attempt
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.inference import PromptMedia
 from agent_r1.core.messages import Image, Message, Text
-from agent_r1.export.attempts import openai_messages, read_attempts
 from agent_r1.export.config import ExportConfig
-from agent_r1.store import RunReader, create_run
+from agent_r1.export.trajectories import openai_messages, read_attempts
+from agent_r1.store.folder import create_run
+from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
-from agent_r1.viewer import Catalog, ViewerServer, create_app
+from agent_r1.viewer.app import create_app
+from agent_r1.viewer.catalog import Catalog
+from agent_r1.viewer.server import ViewerServer
 
 RED, BLUE = (Image.from_pil(Pillow.new("RGB", (6, 4), color)) for color in ("red", "blue"))
 

@@ -17,8 +17,11 @@ from recorded_runs import record_all
 from viewed_runs import step_events
 
 from agent_r1.core.events import LogEvent
-from agent_r1.store import RunWriter, create_run
-from agent_r1.viewer import Catalog, ViewerServer, create_app
+from agent_r1.store.folder import create_run
+from agent_r1.store.writer import RunWriter
+from agent_r1.viewer.app import create_app
+from agent_r1.viewer.catalog import Catalog
+from agent_r1.viewer.server import ViewerServer
 
 
 class Page(HTMLParser):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.viewer.charts import NUM_COLORS
-from agent_r1.viewer.panels import draw_compared_parts, draw_comparison, draw_run
+from agent_r1.viewer.charts import NUM_COLORS, draw_compared_parts, draw_comparison, draw_run
 
 PARTS = {f"part {index}": float(index) for index in range(1, 13)}
 PROFILED = {

@@ -13,24 +13,15 @@ import pytest
 from served_environments import DESCRIPTION, serving
 
 from agent_r1.cli import main
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Action, Image, Message, Text
+from agent_r1.core.messages import Action, Image, Message, Text, ToolResult, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
-from agent_r1.core.tool import ToolResult, ToolSpec
-from agent_r1.workers import (
-    EnvironmentConfig,
-    EnvironmentWorker,
-    RemoteEnv,
-    WorkerError,
-    WorkerLimits,
-    WorkerPool,
-    check_workers,
-)
-from agent_r1.workers.client import RemoteEnvironmentError
-from agent_r1.workers.config import TOKEN_VARIABLE
+from agent_r1.core.trajectory import AttemptId
+from agent_r1.workers.client import RemoteEnv, RemoteEnvironmentError, WorkerError, WorkerPool, check_workers
+from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
+from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
 
 PIXEL = Image.from_data_url(
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

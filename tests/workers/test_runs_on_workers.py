@@ -25,15 +25,16 @@ from agent_r1.core.task import Task
 from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status
-from agent_r1.store import RunReader
-from agent_r1.store.digest import run_digest
-from agent_r1.store.verification import verify
+from agent_r1.store.reader import RunReader
+from agent_r1.store.verification import run_digest, verify
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.environment_workers import describe_environments, environments_of, with_environments
+from agent_r1.training.environments import describe_environments, environments_of, with_environments
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-from agent_r1.workers import EnvironmentConfig, EnvironmentWorker, check_workers
+from agent_r1.workers.client import check_workers
+from agent_r1.workers.config import EnvironmentConfig
+from agent_r1.workers.server import EnvironmentWorker
 
 
 def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:

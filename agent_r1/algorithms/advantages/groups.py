@@ -13,8 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage
-from agent_r1.algorithms.component import Need
+from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.ops import (
     center,
     center_weighted,
@@ -27,8 +26,7 @@ from agent_r1.algorithms.ops import (
     whiten,
 )
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import segment_count
+from agent_r1.data.batch import TrainingBatch, segment_count
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted"]
 Scale = Literal["none", "std", "mean", "batch_std", "with_variance"]

@@ -11,12 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.advantage import Advantage
-from agent_r1.algorithms.component import Need
+from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.ops import center, discounted_sums, group_std, has_variance, standardize
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.segments import index_within, segment_count, segment_sum, unique_ids
+from agent_r1.data.batch import TrainingBatch, index_within, segment_count, segment_sum, unique_ids
 
 
 class TurnRelative(Advantage):

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.messages import Action, Message, Text
+from agent_r1.core.messages import Action, Message, Text, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult, ToolSpec
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs.adapters.processes import WorkerProcess, start_process, unwrap
 from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output

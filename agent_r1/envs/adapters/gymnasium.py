@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.messages import Message
-from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks
 

@@ -11,11 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Message
-from agent_r1.core.packages import import_extra
+from agent_r1.core.errors import AgentR1Error, InvalidInput, import_extra
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolSpec
 from agent_r1.envs.adapters.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0

@@ -10,13 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.messages import Message
-from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs.adapters.pool import WorkerPool
-from agent_r1.envs.adapters.processes import unwrap
+from agent_r1.envs.adapters.processes import WorkerPool, unwrap
 from agent_r1.rewards.answers import final_answer
 
 SCORE_SECONDS = 10.0

@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.packages import import_extra
-from agent_r1.core.suggest import suggest
+from agent_r1.core.errors import InvalidInput, import_extra, suggest
 from agent_r1.core.task import Task
 from agent_r1.envs.adapters.fork_server import import_attribute
 from agent_r1.envs.adapters.games import GameEnv, Observation, seeded_tasks

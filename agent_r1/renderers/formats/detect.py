@@ -9,11 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.renderers.chat_template import apply_chat_template
 from agent_r1.renderers.config import TagsConfig
-from agent_r1.renderers.formats.deepseek import DeepSeek
-from agent_r1.renderers.formats.harmony import Harmony
-from agent_r1.renderers.formats.hermes import Hermes
+from agent_r1.renderers.formats.json_formats import DeepSeek, Harmony, Hermes, Llama
 from agent_r1.renderers.formats.lfm2 import Lfm2
-from agent_r1.renderers.formats.llama import Llama
 from agent_r1.renderers.formats.response import Response
 from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags
 from agent_r1.renderers.formats.tool_format import ToolFormat, Tools
@@ -38,9 +35,7 @@ def open_renderer(
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
-    A tokenizer can have a *response template*: a description of how the model writes messages and calls. With ``auto``,
-    the format is ``response`` if the tokenizer has a response template. Otherwise :func:`detect_format` selects the
-    format.
+    Otherwise :func:`detect_format` selects the format.
 
     Args:
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.

@@ -63,7 +63,6 @@ def _written(call: ToolCall) -> str:
 
 
 def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
-    """Yield the calls of a block. A call ends at the comma before the next call, or at the end of the block."""
     inside = block.text.strip()
     if not block.is_closed:
         yield malformed_call(block.text, block.end, f"the call is not closed by {CLOSE}")
@@ -80,7 +79,6 @@ def _parse_block(block: CallBlock) -> Iterator[ParsedCall]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts of a text between commas. Commas inside brackets or strings do not count."""
     parts, begin, depth = [], 0, 0
     for found in _TOKEN.finditer(text):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found[0], 0)
@@ -111,11 +109,6 @@ def _parse_call(text: str, end: int) -> ParsedCall:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse a text as a Python literal whose value JSON can represent. If this is not possible, parse it as JSON.
-
-    Raises:
-        ValueError: neither is possible.
-    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about unknown escapes, and keeps them unchanged

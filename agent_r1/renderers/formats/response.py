@@ -53,11 +53,6 @@ class Response(ToolFormat):
         return ParsedOutput(str(message.get("content") or ""), tuple(calls))
 
     def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
-        """Return (message, calls) for the text of an action. The message is a mapping with keys such as "content".
-
-        If the text does not follow the response template, the message is empty, and one more call is added at the end
-        of the calls. The field ``error`` of this call gives the reason.
-        """
         schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
         parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
         calls: list[ParsedCall] = []
@@ -75,11 +70,6 @@ class Response(ToolFormat):
 
 
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
-    """Append the calls in the newest ``events`` of the parser to ``calls``. Return the index after the last call.
-
-    The parser has read ``text[:end]``. The argument ``start`` is the index after the previous call. If the events
-    complete no call, ``start`` is returned.
-    """
     for event in events:
         if event["type"] == "region_close" and event["field"] == _CALLS:
             for value in event["value"] if isinstance(event["value"], list) else [event["value"]]:

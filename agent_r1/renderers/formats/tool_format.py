@@ -6,14 +6,13 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
 from agent_r1.core.errors import UnsupportedChat
-from agent_r1.core.messages import Message, to_openai
-from agent_r1.core.tool import ToolSpec
+from agent_r1.core.messages import Message, ToolSpec, to_openai
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -81,10 +80,7 @@ class ToolFormat(ABC):
         """
 
     def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
-        """Divide the text of an action. Return (reasoning, rest), or (None, text) if the text has no reasoning.
-
-        With ``opened``, the prompt ended inside the reasoning, so the text begins with reasoning.
-        """
+        """Divide the text of an action. Return (reasoning, rest), or (None, text) if the text has no reasoning."""
         return split_reasoning(text, opened)
 
     def check_writable(self, messages: Iterable[Message]) -> None:
@@ -108,21 +104,15 @@ class ToolFormat(ABC):
 
         Each time the sampled text contains a new stop string (:meth:`stop_strings`), the function is called with the
         text that was sampled since its previous call. If the function returns False, the action is certainly not
-        complete. If the function returns True, :meth:`is_complete` decides. In this base class, the function always
-        returns True.
-
-        Args:
-            tools: the tools of the prompt.
-            is_opened: whether the action begins inside a thought (``<think> .. </think>``).
-            thoughts: how many thoughts at the beginning of the text are removed before :meth:`parse` is called.
+        complete. If the function returns True, :meth:`is_complete` decides.
         """
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
         """Return the messages as the dictionaries that chat templates of this format expect.
 
-        Each message of the assistant becomes one dictionary. The dictionaries before an action must not depend on the
-        action or on later messages. The dictionaries after an action must not depend on the messages before the action.
+        The dictionaries before an action must not depend on the action or on later messages. The dictionaries after an
+        action must not depend on the messages before the action.
         """
         return [to_openai(message) for message in messages]
 
@@ -152,12 +142,7 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the first of ``delimiters`` that occurs in a value of the arguments, or None.
-
-    Example:
-        >>> find_delimiter({"words": ["a</parameter>"]}, ("</parameter>",))
-        '</parameter>'
-    """
+    """Return the first of ``delimiters`` that occurs in a value of the arguments, or None."""
     text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
     return next((delimiter for delimiter in delimiters if delimiter in text), None)
 
@@ -239,10 +224,7 @@ def _finite_float(text: str) -> float:
 
 
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
-    """Return a ParsedCall for a call that could not be read. Its ``arguments`` are None.
-
-    ``error`` is the reason. ``name`` is the name of the tool, or "" if the name could not be read.
-    """
+    """Return a ParsedCall for a call that could not be read. Its ``arguments`` are None."""
     return ParsedCall(name, None, raw, end, error)
 
 
@@ -277,3 +259,45 @@ def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     except ValueError as error:
         return malformed_call(raw, end, f"the arguments are not valid JSON: {error}", name)
     return call_from_json({"name": name, "arguments": arguments}, raw, end)
+
+
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
+"""The value of each word of JSON or Python. Words are looked up in lower case: the word None is found as "none"."""
+
+
+def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
+    """Return the JSON schema of an argument of a tool, such as {"type": "integer"}; {} if there is no such argument."""
+    parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
+    return parameters.get("properties", {}).get(argument, {})
+
+
+def convert_value(text: str, schema: Mapping[str, Any]) -> object:
+    """Convert the text of an argument to the type that the schema of the argument declares.
+
+    If the schema declares the type string, return the text. If the schema declares the types string and null, the texts
+    "null" and "none" become None. With any other schema, return the JSON value of the text, or the text itself if the
+    text is not JSON.
+
+    Example:
+        >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})
+        (7, '7', 7)
+    """
+    types = set(_schema_types(schema))
+    word = text.strip().lower()
+    if "string" in types:
+        return None if "null" in types and word in ("null", "none") else text
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text
+
+
+def _schema_types(schema: Mapping[str, Any]) -> Iterator[str]:
+    declared = schema.get("type", ())
+    yield from (declared,) if isinstance(declared, str) else declared
+    if any(isinstance(value, str) for value in schema.get("enum", ())):
+        yield "string"
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        yield from _schema_types(choice)

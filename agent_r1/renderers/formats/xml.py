@@ -10,14 +10,15 @@ import re
 from collections.abc import Callable
 from typing import ClassVar
 
-from agent_r1.renderers.formats.arguments import argument_schema, convert_value
-from agent_r1.renderers.formats.hermes import CLOSE, OPEN
+from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
 from agent_r1.renderers.formats.tool_format import (
     CallBlock,
     ParsedCall,
     ParsedOutput,
     ToolFormat,
     Tools,
+    argument_schema,
+    convert_value,
     find_delimiter,
     malformed_call,
     split_blocks,
@@ -59,13 +60,13 @@ class Glm(ToolFormat):
 
 
 def _split_function(block: str) -> _CallParts | str:
-    """Return the parts of a tool call that a Qwen3.5 model wrote, or the reason why the call cannot be read."""
+    # Return the parts of a tool call that a Qwen3.5 model wrote, or the reason why the call cannot be read.
     found = _FUNCTION.fullmatch(block)
     return (found[1].strip(), found[2], _PARAMETER) if found else "a call is <function=NAME> .. </function>"
 
 
 def _split_keyed(block: str) -> _CallParts | str:
-    """Return the parts of a tool call that a GLM model wrote, or the reason why the call cannot be read."""
+    # Return the parts of a tool call that a GLM model wrote, or the reason why the call cannot be read.
     name, mark, rest = block.partition("<arg_key>")
     if not name.strip() or len(name.split()) > 1:
         return "a call begins with the name of a tool, alone on its line"
@@ -80,7 +81,6 @@ def _parse(
 
 
 def _require_writable(call: ParsedCall, delimiters: tuple[str, ...]) -> ParsedCall:
-    """Return the call, or a malformed call if an argument contains one of ``delimiters``."""
     # The policy sees a malformed call as an error. Without this check, the next render would fail the episode.
     if found := find_delimiter(call.arguments or {}, delimiters):
         return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)

@@ -7,7 +7,8 @@ from pathlib import Path
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
+from agent_r1.sandbox.config import SandboxConfig, SandboxLevel
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.problems import read_problems
 from agent_r1.tasksets.code.scorer import CodeScorer, repair_rates

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.sandbox import Sandbox, Verdict
+from agent_r1.sandbox.process import Verdict
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.source import imported_packages
 
 _HAND = "handed_by_name"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.core.jsonl import JsonRecord
+from agent_r1.core.files import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.tasksets.code.exam import Exam

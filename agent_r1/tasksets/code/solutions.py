@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.tasksets.code.exam import Exam
 from agent_r1.tasksets.code.source import parse_source
 from agent_r1.tasksets.code.tool import RUN_TESTS

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.sandbox import ExecutionResult, ExecutionStatus, Sandbox
+from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import Exam
 from agent_r1.tasksets.code.examples import Example
 from agent_r1.tools.function_tool import Tool, tool

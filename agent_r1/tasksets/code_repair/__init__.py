@@ -10,7 +10,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
+from agent_r1.sandbox.config import SandboxConfig, SandboxLevel
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import packages_for
 from agent_r1.tasksets.code.problems import Problem, read_problems
 from agent_r1.tasksets.code_repair.bugs import plant_bugs

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.sandbox import Limits, Sandbox
+from agent_r1.sandbox.config import Limits
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import Exam
 from agent_r1.tasksets.code.examples import Example, example_from_assertion
 from agent_r1.tasksets.code.problems import Problem

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import tool_call
+from agent_r1.core.taskset import tool_call
 from agent_r1.tasksets.answers import answer
 
 TRY = "try"

@@ -6,15 +6,15 @@ import hashlib
 import random
 from collections.abc import Sequence
 
+from agent_r1.core.messages import ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
-from agent_r1.sandbox import Sandbox
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.tool import WAIT, format_trial, trial_program
 from agent_r1.tasksets.code_repair.bugs import Bug
 from agent_r1.tasksets.code_repair.edits import apply_edit
 from agent_r1.tasksets.code_repair.examples import TRY
 from agent_r1.tasksets.code_repair.mutations import mutations
-from agent_r1.tools import Tool, tool
+from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_r1.core.errors import InvalidInput
-from agent_r1.core.packages import require_extra
+from agent_r1.core.errors import InvalidInput, require_extra
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.sandbox import Sandbox, SandboxConfig, SandboxLevel
+from agent_r1.sandbox.config import SandboxConfig, SandboxLevel
+from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.math.problems import read_problems
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
 from agent_r1.tasksets.math.solutions import solutions_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import JsonRecord, read_record
+from agent_r1.core.files import JsonRecord, read_record
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.tasksets.hub import read_rows_or_hub

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_r1.core.messages import Message
-from agent_r1.core.reference_solution import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.core.task import Task
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script, tool_call
 from agent_r1.tasksets.math.form import expressions, same_text
 from agent_r1.tasksets.math.normalization import normalize_answer
 from agent_r1.tasksets.math.problems import Problem

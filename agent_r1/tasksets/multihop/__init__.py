@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.reference_solution import ReferenceSolutions, tool_call
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import TaskSet
-from agent_r1.envs.naive_rag import NaiveRag
-from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
+from agent_r1.envs.tool_env import NaiveRag, ToolEnv
 from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.open import build_index, open_retriever
-from agent_r1.retrieval.passages import Passage, unique
-from agent_r1.retrieval.retriever import TOP_K, RetrievalError, Retriever
+from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever, unique
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.rewards.answers import exact_match, exact_match_score, f1, gated_exact_match, sub_match
 from agent_r1.rewards.scoring import FunctionScorer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_r1.core.jsonl import read_records
+from agent_r1.core.files import read_records
 
 ALIASES_FILE = "id_aliases.json"
 

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from agent_r1.core.jsonl import JsonRecord
-from agent_r1.retrieval.passages import Passage
+from agent_r1.core.files import JsonRecord
+from agent_r1.retrieval.retriever import Passage
 
 
 class Paragraph(BaseModel):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import JsonRecord
+from agent_r1.core.files import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.hub import read_rows_or_hub
 from agent_r1.tasksets.multihop.aliases import ALIASES_FILE, read_aliases
 from agent_r1.tasksets.multihop.fields import (

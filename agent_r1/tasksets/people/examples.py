@@ -5,7 +5,7 @@ tasks.
 from __future__ import annotations
 
 from agent_r1.core.messages import Message
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.retrieval.tool import render
 from agent_r1.tasksets.search_examples import solved_example
 

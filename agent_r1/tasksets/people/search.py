@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from agent_r1.core.messages import Text
+from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.retrieval.bm25 import BM25Index
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.retrieval.tool import render
 from agent_r1.rewards.answers import final_answer
 from agent_r1.tasksets.pages import share_of_pages
 from agent_r1.tasksets.people.questions import world_of
 from agent_r1.tasksets.people.world import WorldKey, open_world
-from agent_r1.tools import Tool, tool
+from agent_r1.tools.function_tool import Tool, tool
 
 
 @lru_cache(maxsize=256)

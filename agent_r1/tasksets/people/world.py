@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.people.vocabulary import (
     HELD_OUT_PERSONAL,
     HELD_OUT_VALUED,

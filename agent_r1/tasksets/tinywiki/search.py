@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agent_r1.core.messages import Text, ToolCall
+from agent_r1.core.messages import Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.tool import ToolResult
 from agent_r1.tasksets.tinywiki.wiki import Wiki, open_wiki
-from agent_r1.tools import tool
+from agent_r1.tools.function_tool import tool
 
 NOTHING = "No page."
 

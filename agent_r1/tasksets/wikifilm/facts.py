@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.wikifilm.families import divide_families
 from agent_r1.tasksets.wikifilm.films import Film, read_film
 from agent_r1.tasksets.wikifilm.pages import shorten

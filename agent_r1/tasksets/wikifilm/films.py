@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.wikifilm.countries import NATIONALITY
 from agent_r1.tasksets.wikifilm.words import name_key, read_person, tidy
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.jsonl import JsonRecord
-from agent_r1.retrieval.passages import Passage, unique
-from agent_r1.retrieval.retriever import TOP_K, Found, Retriever
+from agent_r1.core.files import JsonRecord
+from agent_r1.retrieval.retriever import TOP_K, Found, Passage, Retriever, unique
 from agent_r1.tasksets.hub import read_rows_or_hub
 from agent_r1.tasksets.multihop.aliases import ALIASES_FILE
 from agent_r1.tasksets.multihop.fields import parse_context

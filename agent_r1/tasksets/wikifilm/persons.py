@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agent_r1.retrieval.passages import Passage
+from agent_r1.retrieval.retriever import Passage
 from agent_r1.tasksets.wikifilm.countries import NATIONALITY
 from agent_r1.tasksets.wikifilm.dates import Date, find_dates
 from agent_r1.tasksets.wikifilm.words import read_person, read_place, tidy, title_name

@@ -15,8 +15,7 @@ from tensors import close, numbers
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.core.messages import Message
-from agent_r1.core.tool import ToolResult
+from agent_r1.core.messages import Message, ToolResult
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.data.batch import TrainingBatch, assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree

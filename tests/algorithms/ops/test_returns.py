@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tensors import close, numbers, units
 from torch import Tensor
 
 from agent_r1.algorithms.ops import discounted_sums, generalized_advantages
-from agent_r1.data.segments import segment_last
+from agent_r1.data.batch import segment_last
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 

@@ -17,8 +17,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import center, discounted_sums, generalized_advantages
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.segments import segment_last, segment_mean, segment_sum
+from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_last, segment_mean, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 
 Gae = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], Tensor]

@@ -18,8 +18,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import center, center_weighted, divide_by_mean, leave_one_out, standardize
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.segments import index_within, segment_count, segment_mean, segment_sum
+from agent_r1.data.batch import TrainingBatch, assemble_batch, index_within, segment_count, segment_mean, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 
 Relative = Callable[[Tensor, Tensor], Tensor]

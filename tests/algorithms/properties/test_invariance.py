@@ -14,8 +14,8 @@ from searching import holds, rejected
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agent_r1.algorithms.advantages.advantage import Advantage
 from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.component import Advantage
 from agent_r1.algorithms.ops import center
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs

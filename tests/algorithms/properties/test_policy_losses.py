@@ -26,7 +26,7 @@ from agent_r1.algorithms.policy_losses import (
     Topr,
 )
 from agent_r1.algorithms.types import TokenOutputs
-from agent_r1.data.segments import segment_count, segment_mean, segment_sum
+from agent_r1.data.batch import segment_count, segment_mean, segment_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,11 +15,10 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import TrainingSample, select_trainable

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
+from agent_r1.core.trajectory import AttemptId
 
 
 @pytest.fixture(scope="session")

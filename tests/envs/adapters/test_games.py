@@ -14,14 +14,12 @@ import pytest
 from hostile_games import Hostile
 from tests_tokenizer import hermes_tokenizer
 
-from agent_r1.core.attempt_id import AttemptId
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput, import_extra
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.packages import import_extra
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Status
+from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.envs.adapters import games
 from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, add_observation, episode_return
 from agent_r1.envs.adapters.processes import start_process

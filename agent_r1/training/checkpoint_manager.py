@@ -1,0 +1,306 @@
+"""Validation and saving during training: checkpoints, the best step by validation, and the final model."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.events import CheckpointSaved, Event, LogEvent, PolicyPublished, Recorder
+from agent_r1.core.threads import run_in_thread
+from agent_r1.model.load import read_weights
+from agent_r1.store.manifest import CHECKPOINTS, STEP, CorruptCheckpoint, checkpoint_step, list_checkpoints
+from agent_r1.store.reader import RunReader, result_event
+from agent_r1.trainer.protocol import TrainerState
+from agent_r1.trainer.updater import PolicyUpdater
+from agent_r1.training.build import Runtime, rollout_limits
+from agent_r1.training.checkpoint_files import (
+    CORRUPT,
+    BestStep,
+    CheckpointError,
+    LatestCheckpoint,
+    SkippedCheckpoint,
+    Snapshot,
+    TrainProgress,
+    copy_weights,
+    find_latest_checkpoint,
+    load_checkpoint,
+    quarantine,
+    save_checkpoint,
+    save_model,
+    state_folder,
+)
+from agent_r1.training.evaluate import Method, evaluate_split
+from agent_r1.training.monitor import MonitorState
+from agent_r1.training.policy import Policy
+from agent_r1.training.tables import make_cell
+
+
+class AsyncCheckpointWriter:
+    """A writer that saves checkpoints in a thread, one at a time, while training continues."""
+
+    def __init__(self, write: Callable[[Snapshot], object], recorder: Recorder) -> None:
+        self._write, self._recorder = write, recorder
+        self._task: asyncio.Task[CheckpointError | None] | None = None
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Start saving a snapshot. Await :meth:`wait` first, so that the previous save is complete."""
+        self._task = asyncio.create_task(self._save(snapshot))
+
+    async def wait(self) -> None:
+        """Wait until no save is running.
+
+        Raises:
+            CheckpointError: the last save failed. The error is raised once, and the save is not repeated.
+        """
+        task, self._task = self._task, None
+        error = None if task is None else await task
+        if error is not None:
+            raise error
+
+    async def _save(self, snapshot: Snapshot) -> CheckpointError | None:
+        try:
+            await run_in_thread(self._write, snapshot)
+        except CheckpointError as error:
+            return error
+        except Exception as error:  # a CheckpointError ends the run with one line instead of a traceback
+            return CheckpointError(f"step {snapshot.progress.step} could not be saved: {error!r}")
+        await self._recorder.record(CheckpointSaved(snapshot.progress.step))
+        return None
+
+
+RESUMED = "resumed"
+
+INEXACT = "inexact"
+"""The kind of the event about possible differences between a resumed run and an uninterrupted run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResumeState:
+    """The state of a run at the beginning of training, without the state of the trainer.
+
+    Attributes:
+        events: the events that the run records first.
+        best_weights: the weights of the step ``progress.best``; empty without a best step.
+    """
+
+    progress: TrainProgress
+    monitor: MonitorState
+    events: tuple[Event, ...]
+    best_weights: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def initial_state(updater: PolicyUpdater) -> ResumeState:
+    return ResumeState(TrainProgress(), MonitorState(), (PolicyPublished(updater.publish().version),))
+
+
+def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
+    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
+
+    If the run has never saved a checkpoint, ``policy`` and ``updater`` are unchanged, and the run restarts from step 0.
+    Corrupt checkpoints that are newer than the loaded checkpoint are renamed.
+
+    Raises:
+        InvalidInput: the run did not begin with the weights of ``policy``; the checkpoint is of a different model;
+            or the run has saved checkpoints, but all of them are corrupt or removed.
+    """
+    initial = initial_state(updater)
+    with closing(RunReader(run)) as reader:
+        first = next(reader.versions(), None)
+    if first is not None and first.checksum not in (None, updater.publish().version.checksum):
+        do = "put back the one that the run began with, or start a new run"
+        raise InvalidInput("model", got="another than the run's", do=do)
+    latest = _find_own_checkpoint(run)
+    if latest.folder is None:
+        # If the run stopped before it recorded its first event, the event of the initial weights is missing.
+        unrecorded = initial.events if first is None else ()
+        return replace(initial, events=(*unrecorded, LogEvent(RESUMED, "from its beginning")))
+    saved = load_checkpoint(latest.folder, policy.model, policy.tokenizer)
+    updater.load_weights(read_weights(latest.folder, policy.model))
+    updater.load_state(saved.trainer)
+    skipped = tuple(_quarantine(checkpoint) for checkpoint in latest.skipped)
+    resumed = LogEvent(RESUMED, f"from step {saved.progress.step}")
+    inexact = _smaller_micro_batches(saved.trainer, updater)
+    state = ResumeState(saved.progress, saved.monitor, (*skipped, resumed, *inexact))
+    return state if saved.progress.best is None else _with_best_weights(state, run, policy)
+
+
+def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
+    before, now = int(saved.scalars.get("micro_tokens", updater.micro_tokens)), updater.micro_tokens
+    if now >= before:
+        return ()
+    detail = (
+        f"micro-batches have {now} tokens instead of {before}, so that losses are summed in another order: "
+        "results differ in their last bits from those of an uninterrupted run"
+    )
+    return (LogEvent(INEXACT, detail),)
+
+
+def _find_own_checkpoint(run: Path) -> LatestCheckpoint:
+    # Return the newest intact checkpoint of the run, and the newer checkpoints that cannot be used.
+    with closing(RunReader(run)) as reader:
+        latest = find_latest_checkpoint(run, reader.check_checkpoint)
+        saved, last_step = reader.last_checkpoint_step(), reader.last_step()
+    if latest.folder is None and (latest.skipped or saved is not None):
+        reasons = "; ".join(one.reason for one in latest.skipped) or f"the checkpoint of step {saved} is gone"
+        got = f"{run}, which reached step {last_step} and has no intact checkpoint: {reasons}"
+        raise InvalidInput("resume", got=got, do="put its checkpoints back, or start a new run")
+    if saved is None or any(checkpoint_step(folder) >= saved for folder in list_checkpoints(run)):
+        return latest
+    missing = SkippedCheckpoint(run / CHECKPOINTS / f"{STEP}{saved}", f"the checkpoint of step {saved} is gone")
+    return replace(latest, skipped=(missing, *latest.skipped))
+
+
+def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
+    if not skipped.folder.exists():
+        return LogEvent(CORRUPT, skipped.reason)
+    try:
+        return LogEvent(CORRUPT, f"{skipped.reason}; it was renamed to {quarantine(skipped.folder).name}")
+    except OSError as error:
+        do = "make the folder writable"
+        raise InvalidInput("run", got=f"{skipped.folder}, which cannot be renamed: {error}", do=do) from error
+
+
+def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
+    best = state.progress.best
+    assert best is not None
+    if best.step == state.progress.step:
+        return replace(state, best_weights=copy_weights(policy.model))
+    folder = run / CHECKPOINTS / f"{STEP}{best.step}"
+    try:
+        with closing(RunReader(run)) as reader:
+            reader.check_checkpoint(folder)
+    except CorruptCheckpoint as error:
+        lost = LogEvent(CORRUPT, f"the best checkpoint by validation, of step {best.step}, is lost")
+        events = (*state.events, _quarantine(SkippedCheckpoint(folder, str(error))), lost)
+        return replace(state, progress=replace(state.progress, best=None), events=events)
+    return replace(state, best_weights=dict(read_weights(folder, policy.model)))
+
+
+class CheckpointManager:
+    """A manager that validates the policy, saves checkpoints, and saves the final model.
+
+    The final model has the weights of the best step. Without validation, it has the weights of the last step. If
+    checkpoints are enabled, each new best step gets a checkpoint.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        folder: Path,
+        start: ResumeState,
+        recorder: Recorder,
+    ) -> None:
+        self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
+        self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
+        self._best_weights: Mapping[str, Tensor] = start.best_weights
+        self._recorder = recorder
+        self._writer = AsyncCheckpointWriter(self._write, recorder)
+        self._snapshot: Snapshot | None = None
+        self._saved_step = start.progress.step
+        self._progress, self._monitor = start.progress, start.monitor
+
+    @property
+    def best(self) -> BestStep | None:
+        """The best step by validation so far; None if no step was validated."""
+        return self._progress.best
+
+    async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
+        """Evaluate the policy on the validation tasks, if a validation is due after the step ``progress.step``."""
+        before = self._progress
+        self._progress = replace(progress, best=before.best, validated=before.validated)
+        return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
+
+    async def copy_if_due(self, monitor: MonitorState) -> None:
+        """If a checkpoint is due, copy the content of the checkpoint: weights, trainer state and ``monitor``."""
+        self._monitor = monitor
+        step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
+        if self._is_due(step, every) or (every > 0 and best is not None and best.step == step):
+            await self._writer.wait()
+            self._snapshot = await run_in_thread(self._take_snapshot)
+
+    def start_saving(self) -> None:
+        """Start to write the copy that :meth:`copy_if_due` made. If there is no copy, do nothing.
+
+        The database must contain all rows up to the step of a checkpoint, so record the step first.
+        """
+        if self._snapshot is not None:
+            self._writer.start(self._snapshot)
+            self._snapshot = None
+
+    async def save_now(self) -> None:
+        """Write a checkpoint now, and wait until it is complete. Call this method before the next update."""
+        await self._writer.wait()
+        if self._config.checkpoint_every > 0 and self._saved_step != self._progress.step:
+            self._writer.start(await run_in_thread(self._take_snapshot))
+            await self._writer.wait()
+
+    async def wait(self) -> None:
+        """Wait until no save is running. Errors of the save are ignored."""
+        with suppress(CheckpointError):
+            await self._writer.wait()
+
+    async def validate_last_step(self) -> dict[str, float]:
+        """Evaluate the policy on the validation tasks at the end of the run. Return the validation metrics.
+
+        Return {} if the policy was already evaluated after the last step, or if validation is disabled.
+        """
+        if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
+            return {}
+        await self._writer.wait()
+        metrics = await self._validate(self._config.steps)
+        if self._config.checkpoint_every > 0:
+            # Save the last step again, with the result of this validation, for the case that the run is resumed with
+            # more steps.
+            self._writer.start(await run_in_thread(self._take_snapshot))
+        return metrics
+
+    async def finalize(self) -> None:
+        """Load the best weights into the policy, and save the policy as the final model.
+
+        Raises CheckpointError if this save or the last save of a checkpoint failed.
+        """
+        try:
+            await self._writer.wait()
+        finally:
+            await run_in_thread(self._save_final_model)
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self._config.steps)
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        split = self._taskset.validation
+        assert split is not None, "the configuration was checked before the run began"
+        method = Method("validation", self._agent, self._taskset.env)
+        limits = rollout_limits(self._config)
+        results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
+        em = statistics.fmean(result.em for result in results)
+        cell = asdict(make_cell(results))
+        await self._recorder.record(result_event("validation", {"step": step, "split": split, **cell}))
+        self._progress = replace(self._progress, validated=step)
+        if self._progress.best is None or em >= self._progress.best.em:
+            self._progress = replace(self._progress, best=BestStep(step, em))
+            self._best_weights = await run_in_thread(copy_weights, self._policy.model)
+        return {"validation_em": em, "validation_f1": statistics.fmean(result.f1 for result in results)}
+
+    def _take_snapshot(self) -> Snapshot:
+        self._saved_step = self._progress.step
+        state = self._updater.state(state_folder(self._folder))
+        return Snapshot(self._progress, copy_weights(self._policy.model), state, self._monitor)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        policy, keep = self._policy, self._config.checkpoint_keep
+        save_checkpoint(self._folder, snapshot, policy.model, policy.tokenizer, keep, images=policy.images)
+
+    def _save_final_model(self) -> None:
+        if self._progress.best is not None:
+            self._updater.load_weights(self._best_weights)
+            self._updater.publish()  # a trainer in other processes copies its weights to the policy
+        policy = self._policy
+        save_model(self._folder, policy.model, policy.tokenizer, images=policy.images)

@@ -1,0 +1,187 @@
+"""Agent programs. An agent program is a user's function that acts as the agent and calls the model over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from agent_r1.core.environment import Env
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import AgentFunction
+from agent_r1.core.tasks import run_protected
+from agent_r1.core.taskset import TaskSet
+from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentProgramEnv
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.context_policy import Append, build_context_policy
+from agent_r1.rollout.session import Rollout
+from agent_r1.store.manifest import hash_file
+from agent_r1.training.config import GuidedConfig, RunConfig, TasksetConfig, WorkerConfig
+from agent_r1.training.preflight import data_hashes
+from agent_r1.training.user_task import check_agent, import_file
+from agent_r1.workers.client import RemoteEnv, WorkerPool, check_workers
+from agent_r1.workers.protocol import WorkerDescription
+from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
+
+AGENT_MODULE = "agent_program"
+
+
+def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
+    """Return ``taskset`` with environments in which the agent program ``config.agent`` acts.
+
+    If ``config.agent`` is empty, the agent program is ``taskset.agent``. Without an agent program, ``taskset`` is
+    returned unchanged. The environments of baselines do not change.
+
+    Raises:
+        InvalidInput: the agent program cannot be loaded; an agent program is combined with a context policy; or
+            ``config.gateway`` is set without an agent program.
+    """
+    function = load_agent(config.agent) if config.agent else taskset.agent
+    if function is None:
+        if "gateway" in config.model_fields_set and config.gateway != type(config.gateway)():
+            raise InvalidInput("gateway", got=config.gateway, do="leave it out, or give --agent FILE.py:NAME")
+        return taskset
+    if not isinstance(build_context_policy(config.context_policy), Append):
+        do = "leave it out: the agent writes its own conversations"
+        raise InvalidInput("context_policy", got=f"{config.context_policy.name} with an agent", do=do)
+    host = AgentHost(config.gateway)
+    variants = {split: AgentProgramEnv(env, function, host) for split, env in taskset.variants.items()}
+    return replace(taskset, env=AgentProgramEnv(taskset.env, function, host), variants=variants)
+
+
+def load_agent(name: str) -> AgentFunction:
+    """Return the function of an agent program, given as FILE:NAME, such as "my_agent.py:run".
+
+    Raises InvalidInput if the file does not exist, raises an error or does not define the function.
+    """
+    file, _, function_name = name.rpartition(":")
+    if not file.endswith(".py") or not function_name:
+        raise InvalidInput("agent", got=repr(name), do="give FILE.py:NAME of a function")
+    if not os.path.isfile(file):  # also False if the text cannot be a path
+        raise InvalidInput("agent", got=f"{file}, which is not a file", do="give FILE.py:NAME of a function")
+    values = import_file(Path(file), AGENT_MODULE)
+    if (function := check_agent(name, values.get(function_name))) is None:
+        do = f"define {function_name}(base_url, api_key, task)"
+        raise InvalidInput("agent", got=f"{file} without a function {function_name!r}", do=do)
+    return function
+
+
+def make_rollout(agent: Agent, env: Env) -> Rollout:
+    """Return the rollout in which ``agent`` acts in ``env``.
+
+    If ``env`` belongs to an agent program, the program acts, and ``agent`` answers the program's model requests.
+    """
+    if isinstance(env, AgentProgramEnv):
+        return AgentProgram(env.function, agent, env.host)
+    return AgentLoop(agent, env)
+
+
+async def close_agents(taskset: TaskSet) -> None:
+    """Stop the gateway of the task set's agent program, if there is one."""
+    if isinstance(taskset.env, AgentProgramEnv):
+        await taskset.env.host.close()
+
+
+ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
+"""The parts of an environment's name on a worker.
+
+The name is ``env`` for the task set's environment, ``variant SPLIT`` for the environment of one split, and
+``baseline METHOD`` for the environment of a baseline.
+"""
+
+
+def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
+    """Return ``taskset`` with the environments that ``config`` requires.
+
+    - With workers (``config.environment.workers``), the environments run on the workers.
+    - Without workers, but with an agent program, the agent program acts in the environments (:func:`with_agent`).
+    - Without workers and without an agent program, the task set is unchanged.
+
+    Raises:
+        InvalidInput: a worker cannot be reached; the description of a worker differs from the description of the run
+            (:func:`describe_environments`); workers are combined with an agent program; or :func:`with_agent` raises
+            InvalidInput.
+    """
+    settings = config.environment
+    if not settings.workers:
+        return with_agent(taskset, config)
+    if config.agent or taskset.agent is not None:
+        do = "leave it out: an agent of your own runs its tools itself"
+        raise InvalidInput("environment.workers", got=", ".join(settings.workers), do=do)
+    description = describe_environments(config, taskset)
+    check_workers(settings, description)
+    pool = WorkerPool(settings, description)
+    remote = {name: RemoteEnv(env, name, pool) for name, env in environments_of(taskset).items()}
+    return replace(
+        taskset,
+        env=remote[ENV],
+        variants={split: remote[f"{VARIANT}{split}"] for split in taskset.variants},
+        baselines={method: remote[f"{BASELINE}{method}"] for method in taskset.baselines},
+    )
+
+
+async def close_environments(taskset: TaskSet) -> None:
+    """Stop the gateway of an agent program, or close the connections to workers."""
+    await close_agents(taskset)
+    if isinstance(taskset.env, RemoteEnv):
+        await taskset.env.pool.close()
+
+
+def environments_of(taskset: TaskSet) -> dict[str, Env]:
+    """Return all environments of a task set. The keys are the environments' names on a worker (see ``ENV``)."""
+    variants = {f"{VARIANT}{split}": env for split, env in taskset.variants.items()}
+    return {ENV: taskset.env, **variants, **{f"{BASELINE}{name}": env for name, env in taskset.baselines.items()}}
+
+
+def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
+    """Return the task set's name, the version of agent-r1, and hashes of the tasks, the tools and the user's files.
+
+    A run accepts a worker only if the worker's description agrees with the run's description.
+    """
+    hashes = dict(data_hashes(config, taskset))
+    tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
+    hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
+    if taskset.file is not None:
+        hashes["file"] = hash_file(Path(taskset.file))
+    return WorkerDescription(version=version("agent-r1"), taskset=taskset.name, fingerprints=hashes)
+
+
+def serve_environments(
+    config: WorkerConfig, taskset: TaskSet, token: str, on_started: Callable[[str, WorkerDescription], None]
+) -> None:
+    """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives.
+
+    Args:
+        token: the token that requests must have; "" for none.
+        on_started: called with the worker's address and description when the worker listens.
+
+    Raises InvalidInput if the address cannot be used; if ``token`` is "" and the address is not a loopback address; if
+    ``token`` is too short; or if the task set has an agent of its own.
+    """
+    if taskset.agent is not None:
+        do = "give a task set without an agent of its own, which runs its tools itself"
+        raise InvalidInput("task set", got=taskset.name, do=do)
+    description = describe_environments(config, taskset)
+    limits = WorkerLimits(config.max_episodes, config.idle_seconds)
+    worker = EnvironmentWorker(
+        environments_of(taskset), taskset.tasks, description, limits, token=token, host=config.host, port=config.port
+    )
+    run_protected(_serve(worker, lambda: on_started(worker.url, description)))
+
+
+async def _serve(worker: EnvironmentWorker, on_started: Callable[[], None]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    worker.start()
+    try:
+        on_started()
+        await stopped.wait()
+    finally:
+        await worker.close()

@@ -1,0 +1,181 @@
+"""Sums of the rewards of an episode, and their means over attempts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory, can_be_summed
+from agent_r1.rewards.answers import normalize
+from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
+
+REWARD_MEAN = "reward/"
+"""The prefix of metrics that are means of rewards, such as ``reward/em``."""
+
+RewardTotals = Mapping[str, float | None]
+"""The total of each reward of an episode, by name; None if it could not be computed."""
+
+
+def sum_rewards(trajectory: Trajectory) -> RewardTotals:
+    """Return the total of each reward by name.
+
+    A total is one sum over the whole attempt: the values of the trajectory, of all turns and of all calls are added.
+
+    Example:
+        sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}
+    """
+    totals: dict[str, float | None] = {
+        name: sum(value) if isinstance(value, tuple) else value for name, value in trajectory.rewards.items()
+    }
+    for turn in trajectory.turns:
+        for rewards in (turn.rewards, *turn.call_rewards):
+            for name, value in rewards.items():
+                totals[name] = (totals.get(name) or 0.0) + value
+    return totals
+
+
+def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
+
+    A missing reward counts as 0. A reward that is not a finite number is left out of its mean.
+
+    Example:
+        reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}
+    """
+    totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
+    means = {}
+    for name in dict.fromkeys(name for total in totals for name, value in total.items() if value is not None):
+        values = [value for total in totals if (value := total.get(name, 0.0)) is not None and can_be_summed(value)]
+        if values:
+            means[f"{REWARD_MEAN}{name}"] = math.fsum(values) / len(values)
+    return means
+
+
+EXACT_MATCH = "exact match"
+
+EXACT_MATCH_NAMES = ("em", "exact_match")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """The evaluation of one attempt.
+
+    Attributes:
+        em: exact match, or the first reward if the task set reports no exact match.
+        f1: F1; equal to ``em`` if the task set reports no F1.
+        sub: 1 if a right answer occurs in the given answer, else 0; None if not reported.
+        measure: the name of the number ``em``: "exact match", or a reward such as "reward 'solved'".
+        failure: why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong.
+    """
+
+    em: float
+    f1: float
+    sub: float | None = None
+    measure: str = EXACT_MATCH
+    failure: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.measure == EXACT_MATCH
+
+
+def pass_at_k(attempts: int, right: int, k: int) -> float:
+    """Return an unbiased estimate of the probability that at least one of k attempts at a question is right.
+
+    The estimate is 1 - C(attempts - right, k) / C(attempts, k) (Chen et al. 2021, arXiv:2107.03374, equation 1). k is
+    at most ``attempts``, the number of observed attempts.
+
+    Example:
+        >>> pass_at_k(attempts=4, right=1, k=2)
+        0.5
+    """
+    return 1.0 - math.comb(attempts - right, k) / math.comb(attempts, k)
+
+
+def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> float:
+    """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer.
+
+    If several answers are the most frequent, return their mean score.
+    """
+    given = [(normalize(answer), score) for answer, score in zip(answers, scores, strict=True) if answer is not None]
+    votes = Counter(answer for answer, _ in given)
+    return statistics.fmean([s for answer, s in given if votes[answer] == max(votes.values())]) if given else 0.0
+
+
+def mean_logprob(trajectory: Trajectory) -> float:
+    """Return the mean log-probability of an attempt's sampled tokens; -inf if there are none."""
+    logprobs = [logprob for turn in trajectory.turns for logprob in turn.logprobs]
+    return statistics.fmean(logprobs) if logprobs else -math.inf
+
+
+def score_trajectory(trajectory: Trajectory) -> EvalResult:
+    """Return exact match, F1 and sub-match of an attempt.
+
+    - Exact match is the reward ``em`` or ``exact_match``, or else the first reward.
+    - F1 is the reward ``f1``, or else exact match.
+    - Sub-match is the reward ``sub_match``, or else None.
+
+    Exact match and F1 are 0 if the attempt was not scored.
+    """
+    rewards = trajectory.rewards
+    if not rewards:
+        return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")
+    name = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards)))
+    measure = EXACT_MATCH if name in EXACT_MATCH_NAMES else f"reward {name!r}"
+    value = _total(rewards, name)
+    if value is None:
+        return EvalResult(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
+    f1 = _total(rewards, "f1")
+    return EvalResult(value, value if f1 is None else f1, _total(rewards, "sub_match"), measure)
+
+
+def _total(rewards: Rewards, name: str) -> float | None:
+    value = rewards.get(name)
+    return sum(value) if isinstance(value, tuple) else value
+
+
+def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return metrics of the attempts of one step, with retried attempts and without greedy attempts:
+
+    - one metric per status, such as ``completed``: number of attempts with this status.
+    - ``retried``: number of failed attempts that were retried.
+    - ``unscored``: number of attempts that ended normally, but have a reward that is missing or not finite.
+    - ``calls``: number of tool calls.
+    - ``invalid_calls``: number of tool calls that failed because of an error of the agent.
+    - ``failed_calls``: number of tool calls that failed because of an error of the tool.
+    - ``turns``: mean number of turns of an attempt.
+    - ``branches``: mean number of branches of an attempt; 1 if each turn continues the turn before.
+    - ``attempt_tokens``: mean number of sampled tokens of an attempt.
+    """
+    retried = [t for group in groups for t in group.retried if t.attempt.sample_index < len(group.trajectories)]
+    trajectories = [*(t for group in groups for t in group.trajectories), *retried]
+    statuses = Counter(trajectory.status for trajectory in trajectories)
+    results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
+    invalid = sum(result.error in INVALID_CALL_KINDS for result in results)
+    tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
+    counts = {
+        **{status.value: statuses[status] for status in Status},
+        "unscored": sum(map(_is_unscored, trajectories)),
+        "retried": len(retried),
+        "calls": len(results),
+        "invalid_calls": invalid,
+        "failed_calls": sum(not result.ok for result in results) - invalid,
+        "turns": sum(len(trajectory.turns) for trajectory in trajectories) / max(len(trajectories), 1),
+        "branches": sum(map(_num_branches, trajectories)) / max(len(trajectories), 1),
+        "attempt_tokens": tokens / max(len(trajectories), 1),
+    }
+    return {name: float(count) for name, count in counts.items()}
+
+
+def _num_branches(trajectory: Trajectory) -> int:
+    return len(trajectory.turns) - len({turn.parent for turn in trajectory.turns} - {None})
+
+
+def _is_unscored(trajectory: Trajectory) -> bool:
+    values: list[float] = []
+    for reward in trajectory.rewards.values():
+        values += reward if isinstance(reward, tuple) else [math.nan if reward is None else reward]
+    return STATUS_POLICY[trajectory.status] == "train" and not all(map(math.isfinite, values))
