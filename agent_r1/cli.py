@@ -20,7 +20,6 @@ from click.shell_completion import get_completion_class, shell_complete
 from agent_r1.commands.algorithms import algorithms
 from agent_r1.commands.chat import chat, serve
 from agent_r1.commands.command import underscored
-from agent_r1.commands.plan import plan
 from agent_r1.commands.recorded_run import export, verify, view
 from agent_r1.commands.show import show
 from agent_r1.commands.slurm import slurm
@@ -85,7 +84,6 @@ for _command in (
     evaluate,
     train_critic,
     smoke,
-    plan,
     slurm,
     check,
     play,

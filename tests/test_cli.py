@@ -282,6 +282,17 @@ def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
     _proves_itself(run, here / "runs" / "demo")
 
 
+def test_a_dry_run_shows_memory_and_settings_and_starts_nothing(run, here: Path, model: str) -> None:
+    before = sorted(here.rglob("*"))
+    dry = ["train", "agent.py", "--dry_run", "--model", model, "--group_size", "2", "--algorithm.loss", "cispo"]
+    ended = run(*dry, "--json")
+    assert ended.code == 0 and ended.data["memory"]["bytes"] > 0, ended.err
+    assert ended.data["settings"]["group_size"] == 2 and ended.data["settings"]["algorithm.loss.name"] == "cispo"
+    assert "steps" not in ended.data["settings"] and "KV cache" in run(*dry).out
+    assert run(*dry, "--context", "4").code == 2
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
 def _proves_itself(run, folder: Path) -> None:
     ended = run("verify", folder.name)
     assert ended.code == 0 and ended.out.startswith("The run is valid.") and "pending" in ended.out

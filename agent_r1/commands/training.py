@@ -31,6 +31,7 @@ from agent_r1.commands.command import (
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
 from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
+from agent_r1.core.settings import flat_settings
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.reward_models.config import RewardModelConfig
@@ -40,12 +41,13 @@ from agent_r1.tasksets.splits import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, TrainSettings, resolve_config
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
-from agent_r1.training.tables import TrainReport, render_report, render_table, report_json, table_json
+from agent_r1.training.tables import render_report, render_table, report_json, table_json
 from agent_r1.training.user_task import load_task_file
 
 if TYPE_CHECKING:
     from agent_r1.reward_models.evaluation import Evaluation, Separation
     from agent_r1.reward_models.train import RewardModelReport
+    from agent_r1.training.memory_estimate import MemoryPlan
 
 
 def with_unseen_questions(
@@ -112,23 +114,57 @@ file_argument = click.argument("file", required=False, metavar="[FILE.py]", type
 @file_argument
 @config_option
 @click.option("--resume", is_flag=True, help="Continue the run that --run names, with its own settings.")
+@click.option("--dry_run", is_flag=True, help="Check the run, print its memory and its settings, and start nothing.")
 @json_option
 @quiet_option
 def train(
-    file: Path | None, settings: Layer, config_file: Path | None, resume: bool, as_json: bool, quiet: bool
+    file: Path | None,
+    settings: Layer,
+    config_file: Path | None,
+    resume: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Train an agent. Without arguments, train the model tiny-base with grpo on the task set tinywiki.
 
     FILE.py defines your own agent under the names env and tasks.
     """
     layers = with_file(settings, config_file)
+    if resume and dry_run:
+        raise InvalidInput("--dry_run", got="it and --resume", do="leave one out: a dry run checks a new run")
+    if resume:
+        config, taskset = _open_run(file, layers)
+    else:
+        config, taskset = _open(file, layers)
+    progress = warn_unsandboxed(taskset, progress_of(quiet))
+    from agent_r1.training import run
+
+    if dry_run:
+        _show_plan(as_json, config, run.dry_run(config, taskset))
+        return
     try:
-        report, taskset = (_resume if resume else _train)(file, layers, quiet)
+        report = (run.resume if resume else run.train)(config, taskset, progress)
     except Interrupted as stopped:
         arguments = [*([str(file)] if file else []), "--run", str(stopped.folder), "--resume"]
         command = shlex.join(["agent-r1", "train", *arguments])
         raise Interrupted(stopped.number, f"{stopped}; to continue: {command}", stopped.folder) from None
     show(as_json, report_json(report) | sandbox_json(taskset), render_report(report))
+
+
+def _show_plan(as_json: bool, config: TrainConfig, memory: MemoryPlan) -> None:
+    # Print the memory of a run, and its settings that differ from the defaults of TrainConfig.
+    from agent_r1.algorithms.registry import DESCRIPTIVE
+
+    defaults, described = (flat_settings(one.model_dump(mode="json")) for one in (TrainConfig(), config))
+    hidden = {f"algorithm.{name}" for name in DESCRIPTIVE if name != "name"}
+    chosen = {key: value for key, value in described.items() if key not in hidden and value != defaults.get(key)}
+    data = {"bytes": memory.total, "micro_tokens": memory.micro_tokens, **{use.name: use.size for use in memory.uses}}
+    rows = {use.name: f"{use.size / 2**30:.2f} GiB" for use in memory.uses}
+    rows["in all"] = f"{memory.total / 2**30:.2f} GiB, estimated and with the overhead of allocators"
+    settings = columns({key: str(value) for key, value in chosen.items()})
+    text = Group(Text("memory"), columns(rows), Text("\nsettings that differ from the defaults"), settings)
+    show(as_json, {"memory": data, "settings": chosen}, text)
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig)
@@ -158,21 +194,11 @@ def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]
     return resolve_config(TrainConfig, layers, taskset), taskset
 
 
-def _train(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
-    config, taskset = _open(file, layers)
-    from agent_r1.training import run
-
-    return run.train(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
-
-
-def _resume(file: Path | None, layers: list[Layer], quiet: bool) -> tuple[TrainReport, TaskSet]:
+def _open_run(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
     config = resolve_resume_config(layers)
     if file is None:
         require_file(run_folder(config.run), config.taskset)
-    taskset = open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
-    from agent_r1.training import run
-
-    return run.resume(config, taskset, warn_unsandboxed(taskset, progress_of(quiet))), taskset
+    return config, open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
 
 
 def require_file(folder: Path, taskset: str) -> None:

@@ -231,16 +231,8 @@ def build_runtime(
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
     placement = resolve_placement(placement, config, profiler, folder)
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
-    check_algorithm_settings(config)
-    check_guidance(config)
     devices = placement.processes or str(plan_devices(config, find_hardware()))
-    check_reward_weights(config, taskset)
-    policy = load_trained_policy(config, taskset)
-    check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
-    extra = extra_scorers(config, taskset, policy.tokenizer)
-    plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
+    policy, extra, plan = load_and_check(config, taskset)
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
@@ -252,6 +244,24 @@ def build_runtime(
     places = [LogEvent("devices", devices)] if devices else []
     events = (*places, *_adapter_events(config, policy), *precision, *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler, meter)
+
+
+def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
+    """Load the policy, and check that it fits the settings, the algorithm, the tasks and the memory.
+
+    Returns the policy, the scorers of ``extra_rewards``, and the memory that the run needs. Raises InvalidInput as
+    :func:`build_runtime` does.
+    """
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    check_algorithm_settings(config)
+    check_guidance(config)
+    check_reward_weights(config, taskset)
+    policy = load_trained_policy(config, taskset)
+    check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
+    extra = extra_scorers(config, taskset, policy.tokenizer)
+    plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
+    return policy, extra, plan
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:

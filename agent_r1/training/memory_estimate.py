@@ -181,7 +181,7 @@ def pass_shape(model: PreTrainedModel, config: TrainConfig, context: int, tokens
         settings=settings_of(model),
         lora=config.trainer.lora,
         dtype=config.trainer.dtype,
-        device="cpu" if model.device.type == "meta" else model.device.type,
+        device=model.device.type,
         checkpointing=config.trainer.activation_checkpointing,
         with_critic="critic" in config.algorithm.needs,
         with_mask=not by_parts and (shares or config.context_policy.name != "append"),

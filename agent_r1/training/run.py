@@ -28,7 +28,7 @@ from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
 from agent_r1.trainer.protocol import Trainer
 from agent_r1.trainer.ranks import RankDied
-from agent_r1.training.build import Placement, Runtime, build_runtime, rebuild_trainer, rollout_limits
+from agent_r1.training.build import Placement, Runtime, build_runtime, load_and_check, rebuild_trainer, rollout_limits
 from agent_r1.training.checkpoint_files import CORRUPT
 from agent_r1.training.checkpoint_manager import INEXACT, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
@@ -36,11 +36,12 @@ from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.inactive_settings import chosen_inactive_settings
 from agent_r1.training.loop import TrainingRun, make_collector, train_loop
+from agent_r1.training.memory_estimate import MemoryPlan
 from agent_r1.training.policy import load_policy
 from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step, resolve_resume_config
-from agent_r1.training.servers import hardware_event
+from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
 
@@ -148,7 +149,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     """
     require_trackers(config.track)
     taskset = with_environments(with_splits(taskset, config.splits), config)
-    folder = run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
+    folder = _folder_of(config)
     require_new_run(folder)
     profiler = StepProfiler() if config.profile else NO_PROFILER
     runtime = build_runtime(config, taskset, placement, profiler, folder)
@@ -161,6 +162,26 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         return _train_and_close(runtime, start, writer, TrackedRun(folder.name, folder, _tracked(config)), progress)
     finally:
         writer.close()
+
+
+def dry_run(config: TrainConfig, taskset: TaskSet) -> MemoryPlan:
+    """Check a run as :func:`train` does, and return the memory that it would need. Start nothing, and write nothing.
+
+    Raises InvalidInput if the input cannot be used.
+    """
+    require_trackers(config.track)
+    taskset = with_environments(with_splits(taskset, config.splits), config)
+    require_new_run(_folder_of(config))
+    try:
+        if config.placement.launcher == "processes":  # Ray alone knows the hardware of its cluster
+            plan_devices(config, find_hardware())
+        return load_and_check(config, taskset)[2]
+    finally:
+        run_protected(close_environments(taskset))
+
+
+def _folder_of(config: TrainConfig) -> Path:
+    return run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
 
 
 def resume(

@@ -62,7 +62,6 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "init": ("new",),
     "train-critic": ("--run", "finished", "--out", "new"),
     "train-reward": ("finished", "--out", "new", "--loss", "regression"),
-    "plan": ("finished",),
     "chat": ("finished", "agent.py"),
     "show": ("finished",),
     "view": ("finished", "--port", "0"),
@@ -72,7 +71,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments with which each command works."""
 
-SAME_SETTINGS = ("smoke", "plan")
+SAME_SETTINGS = ("smoke",)
 """Commands that have almost all settings of ``train``. Only the whole form tries them."""
 
 
