@@ -38,13 +38,11 @@ ALLOWED = {
     "agent_r1/core/task.py",
     "agent_r1/inference/native_decode.py",
     "agent_r1/model/forward.py",
-    "agent_r1/renderers/template_environment.py",
     "agent_r1/trainer/optimizer.py",
     "agent_r1/training/policy.py",
 }
-"""Files that read attributes of a library's object (configurations of transformers differ from model to model, and
-functions in a chat template are of any kind; a quantized tensor names the tensors in it), or of the dataclasses in a
-user's tasks."""
+"""Files that read attributes of a library's object (configurations of transformers differ from model to model; a
+quantized tensor names the tensors in it), or of the dataclasses in a user's tasks."""
 
 
 def test_attributes_of_our_own_objects_are_not_read_by_name():

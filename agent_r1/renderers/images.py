@@ -28,8 +28,8 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import PromptMedia
 from agent_r1.core.messages import Image, Message, Text
+from agent_r1.renderers.chat_template import change_texts
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
-from agent_r1.renderers.special_tokens import change_texts
 
 
 def _random_mark() -> str:

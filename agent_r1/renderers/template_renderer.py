@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from typing import Literal, Protocol
@@ -21,20 +20,19 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import StopCondition
 from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolSpec
-from agent_r1.renderers.chat_template import apply_chat_template, chat_template
-from agent_r1.renderers.formats.json_formats import Hermes
-from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
-from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
-from agent_r1.renderers.images import PromptEncoder
-from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
-from agent_r1.renderers.special_tokens import (
+from agent_r1.renderers.chat_template import (
+    apply_chat_template,
     break_tokens,
     break_tokens_in_tool,
     first_token_in,
     special_tokens,
     token_at_end,
 )
-from agent_r1.renderers.template_locality import lacks_one_part
+from agent_r1.renderers.formats.json_formats import Hermes
+from agent_r1.renderers.formats.tags import PLAIN_BREAK, PLAIN_TEMPLATE
+from agent_r1.renderers.formats.tool_format import THINK_OPEN, ParsedOutput, ToolFormat, Tools
+from agent_r1.renderers.images import PromptEncoder
+from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
 from agent_r1.renderers.text_decoding import GrowingText, StopStringMatcher
 
 MARKER = "AGENTR1MARK"
@@ -294,26 +292,7 @@ class TemplateRenderer:
         the policy sampled no end token, ``token_ids`` begin with the tokens that end the turn of the action. Return
         None if the template changes earlier text, or omits the end token that was sampled.
         """
-        # To save time, the middle of the conversation is left out if this does not change the new tokens.
-        locality = chat_template(self.tokenizer, with_tools=bool(tools)).locality
-        ends = messages if locality is None else locality.without_middle(messages)
-        if ends is not messages:
-            with suppress(UnsupportedChat):  # a template can refuse a conversation without its middle
-                before = self.render_text(ends, tools, add_generation_prompt=True)
-                if lacks_one_part(before, prompt.text):  # if not, the prompt was not rendered with these tools
-                    bridge = self._bridge(before, ends, action, action_ids, observation, tools)
-                    return None if bridge is None else replace(bridge, text=prompt.text + bridge.text[len(before) :])
-        return self._bridge(prompt.text, messages, action, action_ids, observation, tools)
-
-    def _bridge(
-        self,
-        before: str,
-        messages: Messages,
-        action: Action,
-        action_ids: tuple[int, ...],
-        observation: Messages,
-        tools: Tools,
-    ) -> RenderedPrompt | None:
+        before = prompt.text
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)

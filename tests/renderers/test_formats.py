@@ -8,7 +8,17 @@ from tests_tokenizer import hermes_tokenizer
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.renderers.formats.detect import FORMAT_NAMES, TEMPLATE_FORMATS, open_renderer, require_tools
-from agent_r1.renderers.formats.json_formats import BEGIN, CLOSE, END, OPEN, SEPARATOR, DeepSeek, Harmony, Hermes, Llama
+from agent_r1.renderers.formats.json_formats import (
+    BEGIN,
+    CALL_CLOSE,
+    CALL_OPEN,
+    END,
+    SEPARATOR,
+    DeepSeek,
+    Harmony,
+    Hermes,
+    Llama,
+)
 from agent_r1.renderers.formats.tags import Tags
 from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json, parse_json
 from agent_r1.renderers.formats.xml import Glm, Qwen35
@@ -245,10 +255,10 @@ BROKEN = [
     (Llama(), '{"name": "look", "parameters": {}}; {"name": ', "not valid JSON"),
     (Llama(), "<|python_tag|>search(1)", "not valid JSON"),
     (Llama(), '{"name": ' + "[" * 50_000, "not valid JSON"),
-    (DeepSeek(), f"{BEGIN}{OPEN}function", "not closed"),
-    (DeepSeek(), f"{BEGIN}{OPEN}look{CLOSE}{END}", "has no"),
-    (DeepSeek(), f"{BEGIN}{OPEN}function{SEPARATOR}look\n{{}}{CLOSE}{END}", "fence"),
-    (DeepSeek(), f"{BEGIN}{OPEN}function{SEPARATOR}look\n```json\n[\n```{CLOSE}{END}", "not valid JSON"),
+    (DeepSeek(), f"{BEGIN}{CALL_OPEN}function", "not closed"),
+    (DeepSeek(), f"{BEGIN}{CALL_OPEN}look{CALL_CLOSE}{END}", "has no"),
+    (DeepSeek(), f"{BEGIN}{CALL_OPEN}function{SEPARATOR}look\n{{}}{CALL_CLOSE}{END}", "fence"),
+    (DeepSeek(), f"{BEGIN}{CALL_OPEN}function{SEPARATOR}look\n```json\n[\n```{CALL_CLOSE}{END}", "not valid JSON"),
     (Harmony(), "<|channel|>commentary to=functions.look<|message|>query", "not valid JSON"),
     (Harmony(), "<|channel|>commentary to=functions.look<|message|>[1]", '"arguments" object'),
     (Tags(), "<search>Alba", "not closed by </search>"),
@@ -275,8 +285,8 @@ def test_a_json_answer_is_not_a_call():
 
 
 def test_both_deepseek_call_styles_are_parsed():
-    bare = f'{BEGIN}{OPEN}look{SEPARATOR}{{"query": "a"}}{CLOSE}{END}'
-    fenced = f'So. {BEGIN}{OPEN}function{SEPARATOR}look\n```json\n{{"query": "a"}}\n```{CLOSE}{END}'
+    bare = f'{BEGIN}{CALL_OPEN}look{SEPARATOR}{{"query": "a"}}{CALL_CLOSE}{END}'
+    fenced = f'So. {BEGIN}{CALL_OPEN}function{SEPARATOR}look\n```json\n{{"query": "a"}}\n```{CALL_CLOSE}{END}'
     assert [DeepSeek().parse(text, TOOLS).calls[0].arguments for text in (bare, fenced)] == [{"query": "a"}] * 2
     assert DeepSeek().parse(fenced, TOOLS).content == "So. "
 

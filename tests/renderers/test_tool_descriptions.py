@@ -7,8 +7,8 @@ from chat_templates import MODELS, real_tokenizer
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.renderers.chat_template import special_tokens
 from agent_r1.renderers.formats.detect import open_renderer
-from agent_r1.renderers.special_tokens import special_tokens
 
 PROMPT = (Message.system("Be brief."), Message.user("Who?"))
 

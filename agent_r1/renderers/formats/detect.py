@@ -7,7 +7,7 @@ import copy
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
-from agent_r1.renderers.chat_template import apply_chat_template
+from agent_r1.renderers.chat_template import apply_chat_template, special_tokens
 from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.json_formats import DeepSeek, Harmony, Hermes, Llama
 from agent_r1.renderers.formats.lfm2 import Lfm2
@@ -16,7 +16,6 @@ from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags
 from agent_r1.renderers.formats.tool_format import ToolFormat, Tools
 from agent_r1.renderers.formats.xml import Glm, Qwen35
 from agent_r1.renderers.protocol import ImageExpander
-from agent_r1.renderers.special_tokens import special_tokens
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 AUTO = "auto"
