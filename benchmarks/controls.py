@@ -112,8 +112,6 @@ class TrainingRun:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             wanted: dict[str, str | int | bool] = {
-                # Shuffled rewards end in equal attempts, at which a run would be stopped.
-                "monitor.idle_steps": int(taskset.recipe["steps"]),
                 "model": model,
                 "algorithm": self.algorithm,
                 "seed": self.seed,

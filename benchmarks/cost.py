@@ -15,10 +15,9 @@ from unittest.mock import patch
 
 from rich.table import Table
 
-from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.ledger import Ledger
-from agent_r1.trainer.updater import SelectedGroup, UpdateReport
+from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training import loop, run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.monitor import HealthMonitor, MonitorState
@@ -31,18 +30,12 @@ class NullMonitor:
     """A health monitor that checks nothing."""
 
     def __init__(self, *_: Any) -> None:
-        return None
-
-    def load_state(self, state: MonitorState) -> None:
-        return None
-
-    def state(self) -> MonitorState:
-        return MonitorState()
+        self.state = MonitorState()
 
     def on_group(self, selected: SelectedGroup) -> None:
         return None
 
-    def on_step(self, update: UpdateReport, served: PolicyVersion) -> tuple[()]:
+    def on_step(self, *_: Any) -> tuple[()]:
         return ()
 
     async def report(self, findings: tuple[()]) -> None:

@@ -105,7 +105,6 @@ def config_of(row: Row, seed: int, folder: Path, options: Options, taskset: Task
         "evaluate_n": 1,
         "checkpoint_every": 0,
         "pass_k": 0,
-        "monitor.idle_steps": options.steps,  # shuffled rewards end in equal attempts, at which a run would be stopped
         **{name: options.reward_model if value == MODEL else value for name, value in row.settings.items()},
     }
     return resolve(TrainConfig, [Layer("sample efficiency", wanted), Layer("recipe of tinywiki", taskset.recipe)])

@@ -140,7 +140,7 @@ class LogEvent:
     ``kind`` is a short word, and ``detail`` is a sentence or JSON.
 
     Example:
-        LogEvent(kind="warning", detail="gradient_spike: the gradient norm is far above the recent median ..")
+        LogEvent(kind="warning", detail="logprob_gap: engine and trainer disagree on the log-probability ..")
     """
 
     kind: str

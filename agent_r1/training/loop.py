@@ -177,8 +177,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
-    monitor = HealthMonitor(config, updater, run.recorder, run.folder)
-    monitor.load_state(run.start.monitor)
+    monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor)
     staleness = _make_staleness_controller(config, progress, first.version.number)
     requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups, runtime.taskset.kind)
     await run.recorder.record(*run.start.events)
@@ -194,10 +193,11 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             update = await _update(run, batch)
             watch.lap("update_seconds")
             with measure(Part.PUBLISH):
-                served = await publisher.publish(updater.publish())
+                weights = updater.publish()
+                served = await publisher.publish(weights)
             watch.lap("load_seconds")
             proxy = proxy_metrics(batch, config.monitor.true_reward) if config.monitor.true_reward else {}
-            findings = monitor.on_step(update, served) + monitor.on_proxy(proxy)
+            findings = monitor.on_step(update, served, weights.version, proxy)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
             with measure(Part.VALIDATION):
@@ -205,7 +205,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             if validation and (best := manager.best) is not None:
                 findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
             with measure(Part.STORE):
-                await manager.copy_if_due(monitor.state())
+                await manager.copy_if_due(monitor.state)
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
             timings = watch.take() | profiles.take() | runtime.meter.take()

@@ -146,8 +146,7 @@ def plan_experiment(method: Method, base: Base, seed: int, n: int, steps: int) -
     """Return the experiment of a method, a base and a seed. Raises InvalidInput if this version cannot run it."""
     settings: dict[str, Setting] = {"taskset": TASKSET, "model": base.model, **method.settings, "seed": seed}
     if method.trains:
-        # A collapsed policy ends in equal attempts, at which a run would be stopped.
-        settings |= {"steps": steps, **TRAINING, "monitor.idle_steps": steps}
+        settings |= {"steps": steps, **TRAINING}
     sampling: dict[str, Setting] = {"n": n, "pass_k": 1, "pass_attempts": SAMPLES}
     config_class: type[EvalConfig | TrainConfig] = TrainConfig if method.trains else EvalConfig
     taskset = agent_r1.tasksets.build(TASKSET, None, None, seed)

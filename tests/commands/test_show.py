@@ -26,10 +26,9 @@ from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.store.folder import create_run, run_argument
 from agent_r1.store.reader import file_events, result_event
-from agent_r1.training.monitor import CircuitBreaker
+from agent_r1.training.monitor import MonitorState, diagnose, record_group
 
 
 @pytest.fixture(scope="module")
@@ -392,8 +391,7 @@ def test_lines_fit_the_terminal(show: Show, view: list[str], width: int) -> None
 def test_the_diagnosis_of_a_stopped_run_names_a_command_that_shows_the_attempt(written: Path, show: Show) -> None:
     failed = replace(make_trajectory(2, 11), status=Status.ENGINE_FAILED, reason="gone Bruno")
     group = Group(20, Task("style-a/2", (Message.user("?"),), {}), (failed,) * 4)
-    breaker = CircuitBreaker(0.5, window=4, run=run_argument(written / "demo"))
-    diagnosis = breaker.record(group, [Excluded(failed.attempt, describe_status(failed))] * 4)
+    diagnosis = diagnose(record_group(MonitorState(), group, [], 4), 0.5, 4, run_argument(written / "demo"))
     assert diagnosis is not None
     [(run, attempt)] = re.findall(r"agent-r1 show (\S+) (\S+)", diagnosis)
     assert "engine failed reason gone Bruno" in show(run, attempt).words

@@ -98,37 +98,6 @@ def tolerated(seed: int, share: float = 0.25) -> Outcome:
     return Outcome(fired["step"], tuple(record.violations_if(completed=True)))
 
 
-class EqualRewards:
-    """A scorer that gives all attempts of a group the same reward, after the first ``groups`` groups."""
-
-    def __init__(self, scorer: Scorer, fired: Counter[str], groups: int) -> None:
-        self._scorer, self._fired, self._groups = scorer, fired, groups
-
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        attempt = group[0].attempt
-        if attempt.run != RUN or attempt.group_id < self._groups:
-            return await self._scorer.score(group, task)
-        self._fired["groups"] += 1
-        return tuple({"em": 1.0} for _ in group)
-
-
-def nothing_learned(seed: int, groups: int = 0, **settings: Any) -> Outcome:
-    """All rewards are equal, so that DAPO's filter drops all groups of a step and its refills."""
-    fired, taskset = Counter[str](), small_taskset()
-    scorers = tuple(EqualRewards(scorer, fired, groups) for scorer in taskset.scorers)
-    filters = {"algorithm": "dapo", "reward_weights.found": 0.0, "algorithm.max_refill_rounds": 1}
-    filters |= {"steps": 4, "monitor.idle_steps": 3}
-    record = train(replace(taskset, scorers=scorers), seed, **filters, **settings)
-    broken = list(record.violations_if(completed=False))
-    if record.error is not None and "3 steps in a row, nothing_learned: " not in str(record.error):
-        broken.append(f"it was stopped not for missing signal but by: {record.error}")
-    if record.error is not None and (len(record.checksums), len(record.warnings), record.total("groups")) != (1, 3, 24):
-        broken.append(
-            "there were not exactly three steps with refills, each with a warning, without a change of weights"
-        )
-    return Outcome(fired["groups"], tuple(broken))
-
-
 def hanging_environment(seed: int, limit: float = 5.0, hang: float = 3600.0) -> Outcome:
     fired, hung = Counter[str](), set[AttemptId]()
 
@@ -324,14 +293,5 @@ FAILURES: tuple[Case, ...] = (
         100,
         1,
         control("four fifths fail", f"{ENDED}: the run was stopped", tolerated, share=0.8),
-    ),
-    case(
-        "T11d",
-        "all rewards are equal, so that the algorithm's filter drops everything",
-        "a warning, then stopped with counted reasons",
-        nothing_learned,
-        200,
-        1,
-        control("sixteen groups have different rewards", CONTINUED, nothing_learned, groups=16),
     ),
 )

@@ -1,4 +1,4 @@
-"""Wrong groups, probabilities, gradients and weights, and too little memory (T12, T15, T17, T20)."""
+"""Wrong probabilities, gradients and weights, and too little memory (T15, T17, T20)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from hostile_runs import CONTINUED, RUN, RunRecord, case, control, small_taskset
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
-from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
-from agent_r1.rollout.collector import Collector, GroupRequest
 from agent_r1.trainer import forward_backward as passes, oom_retry as memory
 from agent_r1.trainer.protocol import PassStats
 from agent_r1.trainer.report import NOT_FINITE
-from agent_r1.training import build as services, loop, monitor as health_monitor
+from agent_r1.training import build as services, monitor as health_monitor
 
 
 def stopped_by(record: RunRecord, check: str) -> list[str]:
@@ -32,43 +30,6 @@ def stopped_by(record: RunRecord, check: str) -> list[str]:
     if record.error is not None and not (isinstance(record.error, RunStopped) and f"{check}:" in str(record.error)):
         broken.append(f"it was stopped not by {check} but by: {record.error}")
     return broken
-
-
-def _renamed(trajectory: Trajectory, **changes: Any) -> Trajectory:
-    return replace(trajectory, attempt=replace(trajectory.attempt, **changes))
-
-
-CORRUPTIONS: tuple[Callable[[Group], Group], ...] = (
-    lambda group: replace(group, trajectories=group.trajectories[1:]),
-    lambda group: replace(group, trajectories=(group.trajectories[0], *group.trajectories[:-1])),
-    lambda group: replace(group, trajectories=group.trajectories[::-1]),
-    lambda group: replace(group, group_id=group.group_id + 1),
-    lambda group: replace(group, trajectories=tuple(_renamed(t, group_id=0) for t in group.trajectories)),
-    lambda group: replace(group, trajectories=tuple(_renamed(t, task="another") for t in group.trajectories)),
-    lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], run="other"), *group.trajectories[1:])),
-    lambda group: replace(group, greedy=_renamed(group.trajectories[0], sample_index=len(group.trajectories))),
-    lambda group: replace(group, retried=(group.trajectories[0],)),
-    lambda group: replace(group, trajectories=(_renamed(group.trajectories[0], retry=1), *group.trajectories[1:])),
-)
-
-
-def corrupt_groups(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
-    """The sixth group, in the middle of the second step, is corrupt."""
-    fired = Counter[str]()
-
-    class CorruptingCollector(Collector):
-        async def _run_group(self, request: GroupRequest, version: int) -> Group:
-            group = await super()._run_group(request, version)
-            if self._run != RUN or request.group_id != 5:
-                return group
-            fired["groups"] += 1
-            return CORRUPTIONS[seed % len(CORRUPTIONS)](group)
-
-    record = train(small_taskset(), seed, (patch.object(loop, "Collector", CorruptingCollector), *patches))
-    broken = stopped_by(record, "group")
-    if len(record.metrics) != 1 and record.error is not None:
-        broken.append(f"{len(record.metrics)} steps were taken, but the second should have been stopped")
-    return Outcome(fired["groups"], tuple(broken))
 
 
 def shifted_logprobs(seed: int, by: float = 0.05, **settings: Any) -> Outcome:
@@ -85,27 +46,9 @@ def shifted_logprobs(seed: int, by: float = 0.05, **settings: Any) -> Outcome:
 
     record = train(small_taskset(), seed, (patch.object(services, "TorchEngine", Shifted),), steps=6, **settings)
     broken = stopped_by(record, "logprob_gap")
-    if record.error is not None and (len(record.warnings), len(record.metrics)) != (3, 3):
-        broken.append(f"{len(record.warnings)} warnings in {len(record.metrics)} steps instead of three in three")
+    if record.error is not None and (len(record.warnings), len(record.metrics)) != (1, 3):
+        broken.append(f"{len(record.warnings)} warnings in {len(record.metrics)} steps instead of one in three")
     return Outcome(fired["generations"], tuple(broken))
-
-
-def unsteady_trainer(seed: int, **settings: Any) -> Outcome:
-    """The trainer's probabilities differ from pass to pass, as with dropout."""
-    fired = Counter[str]()
-    generator = torch.Generator().manual_seed(seed)
-
-    def shaken(*arguments: Any) -> torch.Tensor:
-        fired["passes"] += 1
-        states = UNSHAKEN(*arguments)
-        return states + 0.01 * torch.randn(states.shape, generator=generator)
-
-    bounds = {"trainer.minibatches": 2, "monitor.logprob_gap": 1e9, "steps": 6}
-    record = train(small_taskset(), seed, (patch.object(passes, "hidden_states", shaken),), **{**bounds, **settings})
-    return Outcome(fired["passes"], tuple(stopped_by(record, "first_ratio_deviation")))
-
-
-UNSHAKEN = passes.hidden_states
 
 
 def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
@@ -182,7 +125,7 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     if len(warnings) != 1:
         broken.append(f"{len(warnings)} warnings about memory instead of one")
     else:
-        tokens = int(warnings[0].split("(")[1].split()[0])
+        tokens = int(warnings[0].split(" tokens")[0].split()[-1])
         smaller = train(small_taskset(), seed, **small, **{"trainer.micro_tokens": tokens})
         if smaller.checksums[1:] != record.checksums[1:]:
             broken.append("the weights differ from those of an update with smaller passes")
@@ -200,21 +143,11 @@ def _forgetful(run: Callable[..., Any]) -> AbstractContextManager[Any]:
 
 
 UNCHECKED_WEIGHTS = patch.object(health_monitor, "check_weights", lambda served, published: None)
-UNCHECKED_GROUPS = patch.object(health_monitor, "check_group_integrity", lambda group, group_id, size, greedy: None)
 UNCLEARED_GRADIENTS = _forgetful(memory.TokenBudget.run)
 
 NUMBERS: tuple[Case, ...] = (
     case(
-        "T12",
-        "a group with an attempt lost, duplicated, swapped, or of another group",
-        "stopped before it is trained on",
-        corrupt_groups,
-        2 * len(CORRUPTIONS),
-        len(CORRUPTIONS),
-        control("groups are not checked", CONTINUED, corrupt_groups, patches=(UNCHECKED_GROUPS,)),
-    ),
-    case(
-        "T15a",
+        "T15",
         "the engine's log-probabilities are wrong by 0.05",
         "a warning, then stopped at the third consecutive step",
         shifted_logprobs,
@@ -222,15 +155,6 @@ NUMBERS: tuple[Case, ...] = (
         1,
         control("no limit", CONTINUED, shifted_logprobs, **{"monitor.logprob_gap": 1e9}),
         control("no difference", CONTINUED, shifted_logprobs, by=0.0),
-    ),
-    case(
-        "T15b",
-        "the trainer's probabilities differ from pass to pass",
-        "a warning, then stopped",
-        unsteady_trainer,
-        100,
-        1,
-        control("no limit", CONTINUED, unsteady_trainer, **{"monitor.ratio_deviation": 1e9}),
     ),
     case(
         "T17",

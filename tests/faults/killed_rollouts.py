@@ -17,7 +17,7 @@ from scenarios import STALE, Scenario
 
 from agent_r1.rollout.collector import StalenessController
 from agent_r1.store import writer
-from agent_r1.training import loop, monitor as health_monitor
+from agent_r1.training import loop
 
 
 def _judge_by_database(scenario: Scenario, result: RunResult) -> Judge:
@@ -37,9 +37,8 @@ def kill_ahead(size: Size, scenarios: Sequence[Scenario] = STALE, breaking: Brea
 
 
 def unguarded_database() -> None:
-    """Resuming restarts the data, and neither database nor monitor refuse what was already trained."""
+    """Resuming restarts the data, and the database does not refuse what was already trained."""
     without_data_position()
-    health_monitor.check_group_integrity = lambda group, group_id, size, greedy: None
     open_writer = writer.open_writer
 
     def opened(path: Path) -> sqlite3.Connection:
@@ -51,14 +50,12 @@ def unguarded_database() -> None:
 
 
 def eager_controller() -> None:
-    """Groups start two steps too early, and the monitor does not check the staleness of tokens."""
-    checks = health_monitor.metric_checks
+    """Groups start two steps too early."""
 
     def started(*arguments: Any, max_staleness: int, **keywords: Any) -> StalenessController:
         return StalenessController(*arguments, max_staleness=max_staleness + 2, **keywords)
 
     loop.StalenessController = started
-    health_monitor.metric_checks = lambda config, max_staleness, *dtypes: checks(config, max_staleness + 2, *dtypes)
 
 
 NO_REFILL = STALE[-1].but(**{"algorithm.max_refill_rounds": 0})

@@ -23,7 +23,7 @@ SMALL: Mapping[str, Any] = {
     "groups_per_step": 1,
     "group_size": 2,
     "pass_k": 0,
-    "monitor": {"idle_steps": 9},
+    "monitor": {"patience": 9},
     "max_tokens": 2,
     "evaluate_n": 1,
     "progress": SilentProgress(),

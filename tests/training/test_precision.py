@@ -150,10 +150,8 @@ def test_a_step_shows_a_gap_that_rounding_in_float32_cannot_explain() -> None:
 
 def test_limits_of_the_monitor_follow_the_data_types_unless_they_are_given() -> None:
     limits = MonitorConfig()
-    assert (limits.ratio_limit("float32"), limits.gap_limit("float32", "float32")) == (1e-3, 1e-2)
-    assert (limits.ratio_limit("bfloat16"), limits.gap_limit("float32", "bfloat16")) == (1.0, 1.0)
-    given = MonitorConfig(ratio_deviation=0.5, logprob_gap=0.1)
-    assert (given.ratio_limit("bfloat16"), given.gap_limit("bfloat16", "bfloat16")) == (0.5, 0.1)
+    assert (limits.gap_limit("float32", "float32"), limits.gap_limit("float32", "bfloat16")) == (1e-2, 1.0)
+    assert MonitorConfig(logprob_gap=0.1).gap_limit("bfloat16", "bfloat16") == 0.1
 
 
 def test_a_run_in_bfloat16_saves_float32_weights_and_passes_the_monitor(tmp_path: Path) -> None:

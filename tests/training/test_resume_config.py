@@ -122,17 +122,9 @@ MORE: dict[str, Any] = {
     "engine.vllm.update_seconds": 60.0,
     "engine.vllm.stall_seconds": 12.0,
     "monitor.failure_share": 1.0,
-    "monitor.failure_window": 8,
     "monitor.patience": 9,
-    "monitor.idle_steps": 99,
-    "monitor.constant_share": 0.5,
-    "monitor.critic_steps": 7,
     "monitor.true_reward": "em",
-    "monitor.true_reward_steps": 7,
-    "monitor.entropy_share": 0.5,
-    "monitor.ratio_deviation": 1.0,
     "monitor.logprob_gap": 1.0,
-    "monitor.gradient_spike": 2.0,
 }
 
 
