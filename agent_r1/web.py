@@ -17,7 +17,6 @@ from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.tasks import shared_task
 
 
 class RefusedBody(Exception):
@@ -187,7 +186,7 @@ class HttpServer:
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
         )
         self._uvicorn = EmbeddedServer(config)
-        self._serving = shared_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
 
     async def close(self) -> None:
         self._uvicorn.should_exit = True

@@ -12,7 +12,6 @@ from agent_r1.core.environment import RolloutContext, Transition, weakest_sandbo
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import child_task
 from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
 from agent_r1.sandbox.sandbox import Sandbox, validate_sandbox
@@ -125,7 +124,7 @@ class ToolEpisode:
             end = "terminal"
         elif self.num_actions >= self.env.max_turns:
             end, calls = "truncated", ()  # no turn remains that could use the results
-        results = tuple(await asyncio.gather(*(child_task(self._run(call)) for call in calls)))
+        results = tuple(await asyncio.gather(*(self._run(call) for call in calls)))
         pairs = list(zip(calls, results, strict=True))
         messages = tuple(Message("tool", result.parts, call_id=call.id) for call, result in pairs)
         rewards: Mapping[str, float] = {}

@@ -16,7 +16,6 @@ from agent_r1.core.environment import Env, Episode, RolloutContext
 from agent_r1.core.messages import ToolSpec
 from agent_r1.core.profile import Part
 from agent_r1.core.task import AgentFunction, Task
-from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import DaemonThreads, run_in_thread
 from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.gateway.config import GatewayConfig
@@ -39,6 +38,7 @@ class AgentThreads:
     def __init__(self) -> None:
         self._pool = DaemonThreads("agent")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._checking: asyncio.Task[None] | None = None  # an event loop keeps only weak references to its tasks
 
     async def call(self, function: AgentFunction, base_url: str, key: str, task: Task) -> object:
         """Call an agent program, and return its result. Exceptions of the program are raised in the caller.
@@ -58,7 +58,7 @@ class AgentThreads:
         try:
             return (await asyncio.wrap_future(result)).unwrap()
         except asyncio.CancelledError:
-            shared_task(self._replace_if_blocked(loop))
+            self._checking = asyncio.create_task(self._replace_if_blocked(loop))
             raise
 
     async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.chat import Answer, ChatModel, ChatRequest, Draft, LiveAnswer, RequestError
 from agent_r1.gateway.streams import POLL_SECONDS
 
@@ -125,7 +124,7 @@ class AnswerLog:
             known.num_retries = max(known.num_retries, identity.num_retries)
             return known
         live = LiveAnswer()
-        pending = PendingAnswer(identity, shared_task(_draft(self.model, request, live)), live)
+        pending = PendingAnswer(identity, asyncio.create_task(_draft(self.model, request, live)), live)
         num_failures = self._num_failures.get(identity.digest, 0)
         pending.drafting.add_done_callback(partial(self._count_failures, identity.digest, num_failures))
         self._pending.append(pending)

@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from agent_r1.core.tasks import shared_task
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from agent_r1.gateway.chat import Answer, ChatModel, Dialect, Exchange, Json, RequestError, event, warn_about_ignored
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
@@ -258,8 +257,8 @@ async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAns
 
 
 async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
-    disconnected = shared_task(_disconnection(request))
-    ready = shared_task(pending.begin()) if streams else pending.drafting
+    disconnected = asyncio.create_task(_disconnection(request))
+    ready = asyncio.create_task(pending.begin()) if streams else pending.drafting
     try:
         await asyncio.wait({ready, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if disconnected.done():

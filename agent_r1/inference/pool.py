@@ -32,7 +32,6 @@ from agent_r1.core.inference import (
     TopLogprobs,
     WeightUpdate,
 )
-from agent_r1.core.tasks import child_task, shared_task
 from agent_r1.inference.server_process import ReplicaError
 
 MAX_ABORTS = 20
@@ -273,7 +272,7 @@ class EnginePool:
 
     async def _request(self, prompt: Prompt, params: SamplingParams, session_id: str | None) -> Piece:
         if self._watcher is None and not self._is_closed:
-            self._watcher = shared_task(self._watch())
+            self._watcher = asyncio.create_task(self._watch())
         while True:
             await self._open.wait()
             member = self._choose(session_id)
@@ -389,7 +388,7 @@ class _Member:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         fenced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = child_task(work)
+        request = asyncio.create_task(work)
         self._on_fence.add(fenced)
         try:
             either: set[asyncio.Future[Any]] = {request, fenced}

@@ -36,7 +36,6 @@ from agent_r1.core.inference import (
     WeightUpdate,
 )
 from agent_r1.core.profile import NO_PROFILER, Part, Profiler
-from agent_r1.core.tasks import shared_task
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CachePages, CacheSlot, cache_size, pages_for
@@ -557,7 +556,7 @@ class TorchEngine:
 
     def _wake(self) -> None:
         if self._driver is None or self._driver.done():
-            self._driver = shared_task(self._drive())
+            self._driver = asyncio.create_task(self._drive())
 
     async def _drive(self) -> None:
         try:

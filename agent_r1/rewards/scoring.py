@@ -18,7 +18,6 @@ from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import child_task
 from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Unscored
 from agent_r1.rewards.answers import calls_are_valid, final_answer, normalize
 from agent_r1.sandbox.sandbox import sandbox_level
@@ -67,11 +66,11 @@ class FunctionScorer:
         )
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
-        return tuple(await asyncio.gather(*(child_task(self._rewards(trajectory, task)) for trajectory in group)))
+        return tuple(await asyncio.gather(*(self._rewards(trajectory, task) for trajectory in group)))
 
     async def _rewards(self, trajectory: Trajectory, task: Task) -> Scores:
         calls = (partial(function, trajectory, task) for function in self.functions.values())
-        outcomes = await asyncio.gather(*(child_task(run_with_timeout(call, self.timeout)) for call in calls))
+        outcomes = await asyncio.gather(*(run_with_timeout(call, self.timeout) for call in calls))
         scores: dict[str, RewardValue | Unscored] = {}
         for name, outcome in zip(self.functions, outcomes, strict=True):
             match outcome:

@@ -10,8 +10,6 @@ import asyncio
 import inspect
 import logging
 import os
-import signal
-import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from agent_r1.core.tasks import shared_task, user_code_task
 from agent_r1.core.threads import DaemonThreads, run_in_thread
 
 T = TypeVar("T")
@@ -73,9 +70,9 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
     """Run ``work``, a sync or async function, and return its outcome. An exception or a timeout is also an outcome.
 
-    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt by a signal, and the
-    GeneratorExit at the end of the event loop. The time limit of ``timeout`` seconds begins when ``work`` starts. An
-    async function that blocks the event loop cannot be stopped.
+    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt, and the GeneratorExit at the
+    end of the event loop. The time limit of ``timeout`` seconds begins when ``work`` starts. An async function that
+    blocks the event loop cannot be stopped.
     """
     # Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
     slots = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))
@@ -101,45 +98,23 @@ def current_task() -> asyncio.Task[object] | None:
 def is_user_error(error: BaseException, task: asyncio.Task[object] | None) -> bool:
     """Return whether user code raised ``error``. ``error`` was caught in the asyncio task ``task``.
 
-    The result is False for a cancellation of ``task``, for a KeyboardInterrupt by a signal, and for the GeneratorExit
-    at the end of the event loop.
+    The result is False for a cancellation of ``task``, for a KeyboardInterrupt, and for the GeneratorExit at the end of
+    the event loop.
     """
     match error:
         case asyncio.CancelledError():
             return task is not None and not task.cancelling()
-        case GeneratorExit():
+        case GeneratorExit():  # the event loop closes a coroutine outside of its task
             return current_task() is task
-        case KeyboardInterrupt():
-            return not is_interrupt(error)
-        case _:
-            return True
-
-
-def is_interrupt(error: KeyboardInterrupt) -> bool:
-    """Return whether a signal raised ``error``, and not a ``raise`` statement in user code.
-
-    Outside of the main thread, the result is False, because only the main thread receives signals. In the main thread,
-    if the handler of SIGINT is Python's default handler, the origin of ``error`` is not known, and the result is True.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        return True
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return not is_user_file(Path(frame.f_code.co_filename))
-
-
-def is_user_file(file: Path) -> bool:
-    """Return whether a source file belongs to the user, and not to this package, Python or an installed package."""
-    own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
-    return not own and "site-packages" not in file.parts
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def user_code_location(error: BaseException) -> str:
     """Return the innermost line of the user's own code in a traceback, such as " (env.py:12, in find)", or ""."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = Path(frame.f_code.co_filename)
-        if is_user_file(file) and file.is_file():
+        own = file.is_relative_to(PACKAGE_FOLDER) or file.is_relative_to(PYTHON_FOLDER)
+        if not own and "site-packages" not in file.parts and file.is_file():
             return f" ({file.name}:{line}, in {frame.f_code.co_name})"
     return ""
 
@@ -148,9 +123,9 @@ async def run_detached(work: Awaitable[T]) -> T:
     """Run ``work`` in an asyncio task of its own. Return the result of ``work``, or raise its exception.
 
     If the caller is cancelled, ``work`` is also cancelled. If ``work`` then does not end within ``GRACE_SECONDS``, it
-    is abandoned. ``work`` cannot cancel the caller (see :mod:`agent_r1.core.tasks`).
+    is abandoned.
     """
-    task = user_code_task(_capture(work))
+    task = asyncio.create_task(_capture(work))
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -165,23 +140,16 @@ async def run_detached(work: Awaitable[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _CapturedError:
-    """An exception of user code, as the result of the asyncio task that ran the code.
-
-    The task does not raise the exception, because a raised SystemExit would end the event loop.
-    """
-
     error: BaseException
 
 
 async def _capture(work: Awaitable[T]) -> T | _CapturedError:
-    task = current_task()
+    # The error is a result of the asyncio task: a SystemExit that a task raises ends the event loop, and an error that
+    # nobody awaits, because the caller was cancelled, is logged.
     try:
         return await work
-    except BaseException as error:
-        # A cancellation of this task is captured too. The caller that cancelled this task does not read its result.
-        if isinstance(error, asyncio.CancelledError) or is_user_error(error, task):
-            return _CapturedError(error)
-        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        return _CapturedError(error)
 
 
 async def _run(work: Callable[[], object]) -> CallOutcome:
@@ -251,7 +219,7 @@ class CallBatcher:
         call = _PendingCall(order, arguments, timeout, loop.create_future())
         queue.pending.append(call)
         if queue.consumer is None:
-            queue.consumer = shared_task(self._consume(queue))
+            queue.consumer = asyncio.create_task(self._consume(queue))
         return await call.outcome
 
     async def _consume(self, queue: _Queue) -> None:

@@ -15,7 +15,6 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.envs.tool_env import ToolEnv, ToolEpisode
@@ -67,7 +66,7 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
         terminal.print(f"A question of task {task.id}, whose data the tools use:\n{shorten(question, MAX_QUESTION)}")
     running = _Chat(agent, env, task, terminal)
     try:
-        run_protected(running.run())
+        asyncio.run(running.run())
     except KeyboardInterrupt:  # Ctrl-C while the model or a tool was running
         console.print()
     return ChatResult(running.messages)
@@ -190,7 +189,7 @@ def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[
     name = str(find_trained_model(folder)) if is_run(folder) else config.model
     policy = load_policy(config.model_copy(update={"model": name}), None, config.engine.dtype)
     agent = policy.agent(resolve_placement(None, config).engine(policy, config), config, 1.0)
-    run_protected(_serve(agent, config.model, port, key, on_started))
+    asyncio.run(_serve(agent, config.model, port, key, on_started))
 
 
 async def _serve(agent: Agent, name: str, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:

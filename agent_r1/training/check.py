@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from rich.text import Text
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
@@ -142,7 +142,7 @@ def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckRep
 
     Raises InvalidInput if the task set has no solutions, or cannot create the solutions of a task.
     """
-    return run_protected(_check(config, taskset, progress))
+    return asyncio.run(_check(config, taskset, progress))
 
 
 async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:

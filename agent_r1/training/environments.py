@@ -15,7 +15,6 @@ from pathlib import Path
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentProgramEnv
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -172,7 +171,7 @@ def serve_environments(
     worker = EnvironmentWorker(
         environments_of(taskset), taskset.tasks, description, limits, token=token, host=config.host, port=config.port
     )
-    run_protected(_serve(worker, lambda: on_started(worker.url, description)))
+    asyncio.run(_serve(worker, lambda: on_started(worker.url, description)))
 
 
 async def _serve(worker: EnvironmentWorker, on_started: Callable[[], None]) -> None:

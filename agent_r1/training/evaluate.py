@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import InferenceEngine, ValueFunction
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.gateway.agent_program import AgentProgramEnv
@@ -257,7 +257,7 @@ def _evaluate_on(
     placement: Placement, config: EvalConfig, taskset: TaskSet, policies: Sequence[Policy], progress: Progress
 ) -> Table:
     engines = [placement.engine(policy, config) for policy in policies]
-    return run_protected(_evaluate(config, taskset, policies, engines, progress))
+    return asyncio.run(_evaluate(config, taskset, policies, engines, progress))
 
 
 async def _evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -17,7 +18,6 @@ from rich.text import Text as Line
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec, parts_text
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
@@ -234,7 +234,7 @@ def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
     person = HumanPlayer(console, taskset.env_for_split(task.split).tools)
     console.print(Line(f"{taskset.name}, task {task.id}"))
     try:
-        return run_protected(_play(taskset, task, person))
+        return asyncio.run(_play(taskset, task, person))
     except KeyboardInterrupt:  # Ctrl-C while a tool was running
         return PlayResult(task.id, LEFT, person.turns)
 

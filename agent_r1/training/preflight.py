@@ -15,7 +15,6 @@ from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task, hash_tasks
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.rollout.context_policy import Append, build_context_policy
@@ -144,7 +143,7 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
         if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes
             got = f"a prompt of {characters} characters, but the context has {policy.context_length} tokens"
             raise InvalidInput(f"task {task.id}", got=got, do="shorten it")
-        messages = run_protected(_opening_messages(env, task))
+        messages = asyncio.run(_opening_messages(env, task))
         tokens = len(policy.renderer.render(messages, env.tools).token_ids)
         if tokens >= policy.context_length:
             raise InvalidInput(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import signal
@@ -18,7 +19,6 @@ from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, StepProfiler
 from agent_r1.core.settings import flat_settings
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.torch_engine import TorchEngine
@@ -177,7 +177,7 @@ def dry_run(config: TrainConfig, taskset: TaskSet) -> MemoryPlan:
             plan_devices(config, find_hardware())
         return load_and_check(config, taskset)[2]
     finally:
-        run_protected(close_environments(taskset))
+        asyncio.run(close_environments(taskset))
 
 
 def _folder_of(config: TrainConfig) -> Path:
@@ -249,7 +249,7 @@ def _train_and_close(
     end: RunEnd = "failed"
     try:
         run = TrainingRun(runtime, collector, recorder, tracked.folder, start, progress)
-        report = run_protected(_run(run, writer))
+        report = asyncio.run(_run(run, writer))
         end = "completed"
         return report
     except Interrupted:

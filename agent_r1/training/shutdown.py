@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from types import FrameType
 
 from agent_r1.core.errors import AgentR1Error
@@ -38,7 +37,6 @@ class GracefulShutdown:
         self.signal: int | None = None
         self._progress = progress
         self._loop = asyncio.get_running_loop()
-        self._context = copy_context()
         self._task: asyncio.Task[object] | None = None
 
     @contextmanager
@@ -69,9 +67,7 @@ class GracefulShutdown:
         """
         if self.signal is None:
             self.signal = number
-            # Use the context of the run. If the signal interrupted user code, the current context belongs to the user
-            # code, and the task of the run cannot be cancelled in this context.
-            self._loop.call_soon_threadsafe(self._cancel, context=self._context)
+            self._loop.call_soon_threadsafe(self._cancel)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +17,6 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import TrainConfig
@@ -105,7 +105,7 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     several = [f"{ranks} ranks"] if ranks > 1 else []
     detail = ", ".join([config.model, f"{runtime.policy.model.num_parameters():,} weights", *several, *servers])
     first = CheckResult(START, "passed", time.perf_counter() - began, detail)
-    return SmokeReport((first, *run_protected(_run_checks(runtime, progress))))
+    return SmokeReport((first, *asyncio.run(_run_checks(runtime, progress))))
 
 
 def _one_optimizer_step(config: TrainConfig) -> TrainConfig:

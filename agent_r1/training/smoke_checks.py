@@ -14,7 +14,6 @@ from torch import Tensor
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Canary, InferenceEngine, ProductPrecision, Prompt, SamplingParams
 from agent_r1.core.messages import Message, ToolResult, ToolSpec
-from agent_r1.core.tasks import child_task
 from agent_r1.core.taskset import Responder, script, tool_call
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory
@@ -222,7 +221,7 @@ class SmokeChecks:
         canary = await run_in_thread(compute_canary, self._runtime.policy.model)
         prompt = Prompt(canary[0].token_ids[:length])
         names = [f"smoke {number}" for number in range(2 * len(engine.servers))]
-        requests = [child_task(engine.generate(prompt, params, session_id=name)) for name in names]
+        requests = [asyncio.create_task(engine.generate(prompt, params, session_id=name)) for name in names]
         async with asyncio.timeout(self._limit):
             while not engine.pool.loads[0] and not all(request.done() for request in requests):
                 await asyncio.sleep(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +15,6 @@ from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transiti
 from agent_r1.core.errors import AgentR1Error, InvalidInput, read_credential
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import child_task, shared_task
 from agent_r1.rollout.user_code import format_error
 from agent_r1.store.rows import decode_messages, encode_messages
 from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
@@ -165,10 +163,10 @@ class WorkerConnection:
         headers = {"Content-Type": "application/json"}
         if self.failure is not None:
             raise WorkerError(f"{self.url} failed: {self.failure}")
-        request = child_task(self._client.request(method, path, content=content, headers=headers))
+        request = asyncio.create_task(self._client.request(method, path, content=content, headers=headers))
         self._requests.add(request)
         if self._watcher is None or self._watcher.done():
-            self._watcher = shared_task(self._watch())
+            self._watcher = asyncio.create_task(self._watch())
         try:
             await asyncio.wait([request])
             if request.cancelled():
@@ -197,11 +195,7 @@ class WorkerConnection:
             self._fail(f"{reason}: {type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
-        loop = asyncio.get_running_loop()
-        self.failure, self.checked = reason, loop.time()
-        loop.call_soon(self._end_requests, context=Context())  # an attempt can end only its own request
-
-    def _end_requests(self) -> None:
+        self.failure, self.checked = reason, asyncio.get_running_loop().time()
         for request in self._requests:
             request.cancel()
 
@@ -254,7 +248,7 @@ class WorkerPool:
         now = asyncio.get_running_loop().time()
         due = [one for one in self._workers if one.failure is not None and now - one.checked > RECHECK_SECONDS]
         if due and (self._checking is None or self._checking.done()):
-            self._checking = shared_task(self._check(due))
+            self._checking = asyncio.create_task(self._check(due))
         return None if self._checking is None or self._checking.done() else self._checking
 
     async def _check(self, workers: Sequence[WorkerConnection]) -> None:

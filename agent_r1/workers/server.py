@@ -29,7 +29,6 @@ from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task, hash_tasks
-from agent_r1.core.tasks import child_task, shared_task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.rollout.session import close_quietly
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
@@ -135,7 +134,7 @@ class WorkerSession:
             with isolate(EnvironmentFailure):
                 return await work()
 
-        self._work = child_task(isolated())
+        self._work = asyncio.create_task(isolated())
         return await self._advance()
 
     async def _advance(self) -> Answer | ModelQuery:
@@ -254,7 +253,7 @@ class EnvironmentWorker:
     def start(self) -> None:
         """Start to answer requests in the event loop of the caller. Raise InvalidInput if the port is in use."""
         self._server = HttpServer(self._app(), self._host, self._port)
-        self._sweeper = shared_task(self._close_idle())
+        self._sweeper = asyncio.create_task(self._close_idle())
 
     async def close(self) -> None:
         if self._sweeper is not None:

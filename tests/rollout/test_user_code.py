@@ -73,18 +73,9 @@ def test_an_error_is_formatted_in_one_line_with_the_line_of_user_code() -> None:
     )
 
 
-def test_an_interrupt_by_a_signal_passes() -> None:
+def test_an_interrupt_passes() -> None:
     with pytest.raises(KeyboardInterrupt), isolate(LookupError):
         signal.raise_signal(signal.SIGINT)
-
-
-def test_an_interrupt_raised_by_user_code_is_converted() -> None:
-    async def user_code() -> None:
-        with isolate(LookupError):
-            raise KeyboardInterrupt  # asyncio handles SIGINT here, so no signal raised it
-
-    with pytest.raises(LookupError, match="KeyboardInterrupt"):
-        asyncio.run(user_code())
 
 
 def test_a_coroutine_that_its_loop_closes_ends_without_a_failure() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.trajectory import Group, Status, Trajectory
 from agent_r1.rollout import collector as collector_module
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
@@ -51,7 +50,7 @@ def collect(rollout: Any, limits: RolloutLimits) -> list[Group]:
         requests = [GroupRequest(number, Task(f"t{number}", ()), 2) for number in range(3)]
         return [group async for group in collector.collect(requests, no_gate)]
 
-    return run_protected(main())
+    return asyncio.run(main())
 
 
 def ends(groups: list[Group]) -> list[tuple[Status, str | None]]:
@@ -82,23 +81,13 @@ def test_a_rollout_that_hangs_is_cancelled_at_its_deadline(
     assert ends(groups) == [(Status.CANCELLED, "the rollout ran past its deadline")] * 2
 
 
-@pytest.mark.parametrize("error", [GeneratorExit, KeyboardInterrupt, SystemExit, Panic, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [GeneratorExit, SystemExit, Panic, asyncio.CancelledError])
 def test_a_rollout_that_raises_fails_alone(error: type[BaseException]) -> None:
     async def fail() -> None:
         raise error
 
     for status, reason in ends(collect(UserRollout(fail), RolloutLimits(retries=0))):
         assert status is Status.ENVIRONMENT_FAILED and error.__name__ in (reason or "")
-
-
-def test_a_rollout_that_cancels_all_tasks_fails_alone() -> None:
-    async def cancel_everything() -> None:
-        for task in asyncio.all_tasks():
-            task.cancel()
-        await asyncio.sleep(0)
-
-    groups = collect(UserRollout(cancel_everything), RolloutLimits(retries=0))
-    assert {status for status, _ in ends(groups)} == {Status.ENVIRONMENT_FAILED}
 
 
 @pytest.mark.parametrize("others", [1, 2])

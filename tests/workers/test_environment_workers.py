@@ -17,7 +17,6 @@ from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Image, Message, Text, ToolResult, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.workers.client import RemoteEnv, RemoteEnvironmentError, WorkerError, WorkerPool, check_workers
 from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
@@ -71,7 +70,7 @@ def visit(visiting: Callable[[RemoteEnv], Awaitable[Any]], *workers: Environment
         finally:
             await pool.close()
 
-    return run_protected(run())
+    return asyncio.run(run())
 
 
 def test_tasks_and_outcomes_arrive_as_they_were() -> None:

@@ -22,7 +22,6 @@ from agent_r1.core.environment import Env, RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action
 from agent_r1.core.task import Task
-from agent_r1.core.tasks import run_protected
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Status
 from agent_r1.store.reader import RunReader
@@ -121,7 +120,7 @@ def test_a_run_survives_the_death_of_one_of_two_workers(tmp_path: Path, taskset:
             os.write(pipe, worker.url.encode() + b"\n")
             await asyncio.Event().wait()
 
-        run_protected(run())
+        asyncio.run(run())
 
     with forked(serve) as (_, pipe), serving(envs, description, tasks) as working:
         dying = os.fdopen(os.dup(pipe)).readline().strip()
