@@ -22,7 +22,6 @@ from agent_r1.commands.chat import chat, serve
 from agent_r1.commands.command import underscored
 from agent_r1.commands.recorded_run import export, verify, view
 from agent_r1.commands.show import show
-from agent_r1.commands.slurm import slurm
 from agent_r1.commands.tasksets import check, init, play, retriever, serve_env, tasksets
 from agent_r1.commands.training import evaluate, smoke, train, train_critic, train_reward
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten, suggest
@@ -84,7 +83,6 @@ for _command in (
     evaluate,
     train_critic,
     smoke,
-    slurm,
     check,
     play,
     chat,

@@ -228,7 +228,7 @@ def test_a_task_set_of_a_file_is_checked(texts: str, code: int, passed: int, run
 def test_algorithms_are_shown_with_objective_and_parameters(run) -> None:
     listed = run("algorithms", "--json").data["algorithms"]
     assert set(listed) == set(ALGORITHMS)
-    assert {"objective", "paper", "deviations", "parameters", "inactive"} == set(listed["dapo"])
+    assert {"objective", "paper", "deviations", "parameters"} == set(listed["dapo"])
     assert all(name in run("algorithms").out for name in ALGORITHMS)
     one = run("algorithms", "grpo", "--json").data["algorithms"]["grpo"]
     assert one == listed["grpo"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -11,65 +11,51 @@ from rich.text import Text
 
 from agent_r1.commands.command import SettingsCommand, bounds_of, columns, first_line, json_option, show, type_text
 from agent_r1.config import Layer, resolve
-from agent_r1.training.config import TrainConfig, corrected_algorithm
+from agent_r1.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
     from agent_r1.algorithms.component import Component
 
 
-OTHER_SETTINGS = (
-    *("max_staleness", "context", "context_policy.name", "steps", "engine.dtype", "trainer.dtype"),
-    *("trainer.minibatches", "trainer.critic_epochs", "trainer.critic_minibatches"),
-)
-"""Settings outside the algorithm that determine whether a setting of the algorithm has an effect."""
-
-
-@click.command(cls=SettingsCommand, config=TrainConfig, keys=OTHER_SETTINGS)
+@click.command(cls=SettingsCommand, config=TrainConfig, keys=())
 @click.argument("name", required=False)
 @json_option
 def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
-    """List the algorithms, or show the objective, the parameters and the inactive settings of one algorithm.
+    """List the algorithms, or show the objective and the parameters of one algorithm.
 
-    A setting is inactive if the values of other settings turn its effect off. Give the settings of a training run as
-    options, such as --trainer.minibatches 4, to see which of them are inactive.
+    Parameters can be given as in 'agent-r1 train', such as --algorithm.loss cispo.
     """
     from agent_r1.algorithms.algorithm import objective
     from agent_r1.algorithms.presets import ALGORITHMS
     from agent_r1.algorithms.registry import parameters
-    from agent_r1.training.inactive_settings import inactive_settings
 
-    configs = [_config_for(known, settings) for known in (ALGORITHMS if name is None else (name,))]
+    listed = [_with_settings(known, settings) for known in (ALGORITHMS if name is None else (name,))]
     data = {
-        config.algorithm.name: {
-            "objective": objective(config.algorithm),
-            "paper": config.algorithm.paper,
-            "deviations": config.algorithm.deviations,
-            "inactive": [str(inactive) for inactive in inactive_settings(config)],
-            "parameters": parameters(config.algorithm),
+        algorithm.name: {
+            "objective": objective(algorithm),
+            "paper": algorithm.paper,
+            "deviations": algorithm.deviations,
+            "parameters": parameters(algorithm),
         }
-        for config in configs
+        for algorithm in listed
     }
-    listed = [config.algorithm for config in configs]
     summary = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
     show(
         as_json,
         {"algorithms": data},
-        columns(summary) if name is None else _describe(listed[0], list(map(str, inactive_settings(configs[0])))),
+        columns(summary) if name is None else _describe(listed[0]),
     )
 
 
-def _config_for(name: str, settings: Layer) -> TrainConfig:
-    layers = [settings, Layer("NAME", {"algorithm": name})]
-    config = resolve(TrainConfig, layers)
-    return config.model_copy(update={"algorithm": corrected_algorithm(config, layers)})
+def _with_settings(name: str, settings: Layer) -> Algorithm:
+    return resolve(TrainConfig, [settings, Layer("NAME", {"algorithm": name})]).algorithm
 
 
-def _describe(algorithm: Algorithm, inactive: Sequence[str]) -> RenderableType:
+def _describe(algorithm: Algorithm) -> RenderableType:
     from agent_r1.algorithms.algorithm import clauses
 
     notes = {"from": _source(algorithm.paper) or "-", "deviations": algorithm.deviations or "-"}
-    notes |= {"inactive": "\n".join(inactive)} if inactive else {}
     formatter = click.HelpFormatter(width=Console().width)
     formatter.write_dl(list(_rows(algorithm, "--algorithm.", is_on=True)))
     return Group(Text(";\n".join(clauses(algorithm))), Text(), columns(notes), Text(), Text(formatter.getvalue()))

@@ -1,1 +1,1 @@
-"""Inference engines: the embedded engine, clients of vLLM and SGLang servers, and guidance by values of a critic."""
+"""Inference engines: the embedded engine, a client of vLLM servers, and guidance by values of a critic."""

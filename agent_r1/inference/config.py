@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from agent_r1.core.inference import Dtype
 
-Backend = Literal["embedded", "vllm", "sglang"]
+Backend = Literal["embedded", "vllm"]
 
 DecodeStep = Literal["auto", "torch", "native"]
 
@@ -76,32 +76,6 @@ class VllmConfig(BaseModel):
         return value
 
 
-class SglangConfig(BaseModel):
-    """The SGLang servers of a run, which must be running already.
-
-    Example:
-        SglangConfig(urls=("http://127.0.0.1:30000",))
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    urls: Annotated[tuple[str, ...], AfterValidator(_require_http)] = ()
-    """Addresses of running servers, separated by commas, such as http://10.0.0.5:30000. docs/scaling.md lists the
-    options that these servers need."""
-
-    weights_folder: Path | None = None
-    """Folder through which the servers get the weights. All servers must be able to read this path. Without this
-    setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
-
-    update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
-    until an update of its weights succeeds."""
-
-    stall_seconds: float = Field(default=120.0, gt=0)
-    """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no
-    requests until an update of its weights succeeds."""
-
-
 class EngineConfig(BaseModel):
     """The inference engine: implementation, batch size, data type and memory.
 
@@ -124,8 +98,7 @@ class EngineConfig(BaseModel):
     server's own default."""
 
     backend: Backend = "embedded"
-    """Where tokens are generated. ``embedded``: in the process of the run. ``vllm``: on vLLM servers. ``sglang``: on
-    SGLang servers (not tested with real servers yet)."""
+    """Where tokens are generated. ``embedded``: in the process of the run. ``vllm``: on vLLM servers."""
 
     decode_step: DecodeStep = "auto"
     """How the embedded engine computes decode steps: ``native`` (in C++), ``torch`` (in PyTorch), or ``auto``. The C++
@@ -139,9 +112,6 @@ class EngineConfig(BaseModel):
 
     vllm: VllmConfig = Field(default=VllmConfig(), validate_default=True)
     """Settings of the vLLM servers."""
-
-    sglang: SglangConfig = Field(default=SglangConfig(), validate_default=True)
-    """Settings of the SGLang servers."""
 
     @field_validator("decode_step")
     @classmethod
@@ -171,16 +141,6 @@ class EngineConfig(BaseModel):
             raise ValueError("leave out engine.replicas: each of engine.vllm.urls is a replica")
         if value.devices and len(value.devices) != replicas:
             raise ValueError(f"engine.vllm.devices has {len(value.devices)} entries for {replicas} replicas")
-        return value
-
-    @field_validator("sglang")
-    @classmethod
-    def _require_sglang(cls, value: SglangConfig, info: ValidationInfo) -> SglangConfig:
-        is_sglang = info.data.get("backend") == "sglang"
-        if value != SglangConfig() and not is_sglang:
-            raise ValueError("these settings have an effect only with engine.backend sglang: give that")
-        if is_sglang and not value.urls:
-            raise ValueError("give engine.sglang.urls: the addresses of SGLang servers that run")
         return value
 
 

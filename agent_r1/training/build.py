@@ -49,7 +49,6 @@ from agent_r1.training.preflight import (
 )
 from agent_r1.training.ray import RayCluster, RayRanks, RayServers
 from agent_r1.training.servers import VllmServers, find_hardware, plan_devices
-from agent_r1.training.sglang_servers import SglangServers
 
 
 def extra_scorers(config: TrainSettings, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
@@ -164,12 +163,7 @@ def resolve_placement(
             partial(_trainer, launcher=ranks, profiler=profiler),
         )
         default = replace(default, engine=engine, trainer=trainer)
-    match config.engine.backend:
-        case "vllm":
-            return replace(default, engine=servers.engine)
-        case "sglang":
-            return replace(default, engine=SglangServers().engine)
-    return default
+    return replace(default, engine=servers.engine) if config.engine.backend == "vllm" else default
 
 
 @dataclass(frozen=True, slots=True)

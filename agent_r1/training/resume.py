@@ -9,7 +9,7 @@ from pathlib import Path
 from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.settings import flatten
-from agent_r1.inference.config import EngineConfig, SglangConfig, VllmConfig
+from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets import TASKSETS
@@ -22,9 +22,8 @@ CHANGEABLE = (
     *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model"),
     *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
-    *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm", "sglang")),
+    *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
-    *(f"engine.sglang.{name}" for name in SglangConfig.model_fields),
     *(f"environment.{name}" for name in EnvironmentConfig.model_fields),
     *(f"placement.{name}" for name in PlacementConfig.model_fields),
     *(f"monitor.{name}" for name in MonitorConfig.model_fields),

@@ -34,7 +34,6 @@ from agent_r1.training.checkpoint_manager import INEXACT, ResumeState, initial_s
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
-from agent_r1.training.inactive_settings import chosen_inactive_settings
 from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.memory_estimate import MemoryPlan
 from agent_r1.training.policy import load_policy
@@ -230,8 +229,6 @@ def _train_and_close(
 ) -> TrainReport:
     config, taskset = runtime.config, runtime.taskset
     progress.print_line(f"run: {tracked.folder}")
-    for inactive in chosen_inactive_settings(config):
-        progress.print_line(f"note: {inactive}")
     if taskset.validation is not None and config.evaluate_every == 0:
         progress.print_line(
             f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"

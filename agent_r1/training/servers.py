@@ -222,7 +222,7 @@ FIND_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm
 
 
 class ServerRefused(InvalidInput):
-    """Raised if a vLLM or SGLang server did not start, cannot be reached, or serves wrong weights."""
+    """Raised if a vLLM server did not start, cannot be reached, or serves wrong weights."""
 
 
 @dataclass(frozen=True, slots=True)

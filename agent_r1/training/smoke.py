@@ -101,7 +101,6 @@ def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
         return SmokeReport((first, *skipped))
     ranks, engine = config.trainer.ranks, config.engine
     servers = [f"{len(engine.vllm.urls) or engine.replicas} vLLM servers"] if engine.backend == "vllm" else []
-    servers += [f"{len(engine.sglang.urls)} SGLang servers"] if engine.backend == "sglang" else []
     several = [f"{ranks} ranks"] if ranks > 1 else []
     detail = ", ".join([config.model, f"{runtime.policy.model.num_parameters():,} weights", *several, *servers])
     first = CheckResult(START, "passed", time.perf_counter() - began, detail)

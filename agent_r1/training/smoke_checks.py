@@ -86,7 +86,7 @@ class SmokeChecks:
     def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
         self._runtime, self._publisher = runtime, publisher
         engine = runtime.config.engine
-        self._limit = (engine.sglang if engine.backend == "sglang" else engine.vllm).stall_seconds
+        self._limit = engine.vllm.stall_seconds
         self._groups: list[Group] = []
         self._update: UpdateReport | None = None
         self._gradient: Mapping[str, Tensor] = {}

@@ -67,7 +67,6 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "view": ("finished", "--port", "0"),
     "export": ("finished", "new"),
     "smoke": ("agent.py",),
-    "slurm": (),
 }
 """Arguments with which each command works."""
 

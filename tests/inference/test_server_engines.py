@@ -1,4 +1,4 @@
-"""The clients of vLLM and SGLang servers: exact tokens, and the failures of a server that they detect."""
+"""The client of a vLLM server: exact tokens, and the failures of a server that it detects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from inference.fake_vllm import FakeVllm, Fault
-from inference.server_backends import CONTEXT, PROMPT, SGLANG, VLLM, Backend
+from inference.server_backends import CONTEXT, PROMPT, serve
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
@@ -16,8 +16,6 @@ from agent_r1.inference.pool import Replica
 from agent_r1.inference.server_process import ReplicaError
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
-
-both = pytest.mark.parametrize("backend", [VLLM, SGLANG], ids=str)
 
 
 def embedded(versions: list[WeightUpdate], params: SamplingParams) -> Completion:
@@ -34,33 +32,28 @@ def embedded(versions: list[WeightUpdate], params: SamplingParams) -> Completion
 
 
 @pytest.mark.parametrize(
-    ("backend", "params", "seed"),
+    ("params", "seed"),
     [
-        *((backend, SamplingParams(0.0, max_tokens=12), 0) for backend in (VLLM, SGLANG)),
-        *(
-            (backend, SamplingParams(1.0, max_tokens=40, stop_token_ids=(3, 7, 11, 19), seed=2), 2)
-            for backend in (VLLM, SGLANG)
-        ),
-        (VLLM, SamplingParams(0.7, max_tokens=12, seed=2**63 + 5), 5),
-        (SGLANG, SamplingParams(0.7, max_tokens=12, seed=2**31 + 5), 5),
+        (SamplingParams(0.0, max_tokens=12), 0),
+        (SamplingParams(1.0, max_tokens=40, stop_token_ids=(3, 7, 11, 19), seed=2), 2),
+        (SamplingParams(0.7, max_tokens=12, seed=2**63 + 5), 5),
     ],
     ids=str,
 )
 def test_tokens_and_log_probabilities_are_the_servers(
-    backend: Backend, params: SamplingParams, seed: int, versions: list[WeightUpdate]
+    params: SamplingParams, seed: int, versions: list[WeightUpdate]
 ) -> None:
     """``seed`` is the seed that the server gets."""
-    got = backend.serve(versions, lambda engine, _: engine.generate(PROMPT, params))
+    got = serve(versions, lambda engine, _: engine.generate(PROMPT, params))
     sent = SamplingParams(
         params.temperature, max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids, seed=seed
     )
     assert got == embedded(versions, sent)
 
 
-@both
-def test_the_most_likely_tokens_are_the_servers(backend: Backend, versions: list[WeightUpdate]) -> None:
+def test_the_most_likely_tokens_are_the_servers(versions: list[WeightUpdate]) -> None:
     params = SamplingParams(1.0, max_tokens=6, seed=2, top_logprobs=3)
-    got = backend.serve(versions, lambda engine, _: engine.generate(PROMPT, params), Fault.ABORT)
+    got = serve(versions, lambda engine, _: engine.generate(PROMPT, params), Fault.ABORT)
     assert len(got.top_logprobs) == len(got.token_ids) == 6
     for place, top in enumerate(got.top_logprobs):
         assert len({token for token, _ in top}) == len(top) == 3
@@ -68,32 +61,27 @@ def test_the_most_likely_tokens_are_the_servers(backend: Backend, versions: list
         assert got.token_ids[place] not in dict(top) or dict(top)[got.token_ids[place]] == got.logprobs[place]
 
 
-@both
-def test_an_aborted_generation_is_continued_with_new_random_numbers(
-    backend: Backend, versions: list[WeightUpdate]
-) -> None:
+def test_an_aborted_generation_is_continued_with_new_random_numbers(versions: list[WeightUpdate]) -> None:
     async def use(engine: Replica, server: FakeVllm) -> tuple[Completion, list[int]]:
         server.seeds.clear()
         return await engine.generate(PROMPT, SamplingParams(max_tokens=10, seed=1)), server.seeds
 
-    got, seeds = backend.serve(versions, use, Fault.ABORT)
+    got, seeds = serve(versions, use, Fault.ABORT)
     assert (len(got.token_ids), got.finish_reason) == (10, "length")
     assert [(span.start, span.version) for span in got.version_spans] == [(0, 0)]
     assert len(set(seeds)) == 4 < len(seeds)  # a request that gave no token is repeated with the same seed
 
 
-@both
 def test_a_server_that_aborts_every_request_is_an_engine_error(
-    backend: Backend, versions: list[WeightUpdate], monkeypatch: pytest.MonkeyPatch
+    versions: list[WeightUpdate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent_r1.inference.pool.MAX_ABORT_SECONDS", 0.0)
     with pytest.raises(EngineError, match="aborted the same request 20 times"):
-        backend.serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams()), Fault.ALWAYS_ABORT)
+        serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams()), Fault.ALWAYS_ABORT)
 
 
-@both
 def test_a_stop_string_that_does_not_meet_the_condition_does_not_end_the_generation(
-    backend: Backend, versions: list[WeightUpdate]
+    versions: list[WeightUpdate],
 ) -> None:
     """The server stops at each token 5 or above; the condition is met by the third of them."""
 
@@ -102,7 +90,7 @@ def test_a_stop_string_that_does_not_meet_the_condition_does_not_end_the_generat
 
     condition = StopCondition(("!",), lambda ids: count(ids) == 3 and ids[-1] >= 5)
     params = SamplingParams(max_tokens=50, seed=3, stop_condition=condition)
-    got = backend.serve(
+    got = serve(
         versions,
         lambda engine, _: engine.generate(PROMPT, params),
         decode=lambda ids: "!" if ids[-1] >= 5 else "",
@@ -111,47 +99,36 @@ def test_a_stop_string_that_does_not_meet_the_condition_does_not_end_the_generat
 
 
 @pytest.mark.parametrize(
-    ("backend", "fault", "reason"),
+    ("fault", "reason"),
     [
-        *(
-            (backend, fault, reason)
-            for backend in (VLLM, SGLANG)
-            for fault, reason in (
-                (Fault.WRONG_LOGPROBS, "differ from the trainer's"),
-                (Fault.RAW_LOGPROBS, "differ from the trainer's"),
-                (Fault.NO_LOGPROBS, "lacks log-probabilities"),
-                (Fault.OLD_HEAD, "missed a change"),
-                (Fault.OLD_WEIGHTS, "missed a change"),
-                (Fault.OLD_CACHE, "missed a change"),
-            )
-        ),
-        (VLLM, Fault.KEPT_CACHE, "keys and values of older weights"),
-        (VLLM, Fault.OTHER_SHAPES, "answered 500: Worker failed: shapes differ$"),
-        (VLLM, Fault.DIE_IN_UPDATE, "/collective_rpc failed"),
-        (SGLANG, Fault.KEPT_CACHE, "answered 400: Cache flush failed"),
-        (SGLANG, Fault.OTHER_SHAPES, "answered 400: Worker failed: shapes differ"),
-        (SGLANG, Fault.DIE_IN_UPDATE, "/update_weights_from_disk failed"),
+        (Fault.WRONG_LOGPROBS, "differ from the trainer's"),
+        (Fault.RAW_LOGPROBS, "differ from the trainer's"),
+        (Fault.NO_LOGPROBS, "lacks log-probabilities"),
+        (Fault.OLD_HEAD, "missed a change"),
+        (Fault.OLD_WEIGHTS, "missed a change"),
+        (Fault.OLD_CACHE, "missed a change"),
+        (Fault.KEPT_CACHE, "keys and values of older weights"),
+        (Fault.OTHER_SHAPES, "answered 500: Worker failed: shapes differ$"),
+        (Fault.DIE_IN_UPDATE, "/collective_rpc failed"),
     ],
     ids=str,
 )
 def test_a_server_that_does_not_serve_new_weights_is_found(
-    backend: Backend, fault: Fault, reason: str, versions: list[WeightUpdate]
+    fault: Fault, reason: str, versions: list[WeightUpdate]
 ) -> None:
     with pytest.raises(ReplicaError, match=reason):
-        backend.serve(versions, lambda engine, _: engine.update_weights(versions[1]), fault)
+        serve(versions, lambda engine, _: engine.update_weights(versions[1]), fault)
 
 
-@both
-def test_updates_are_served(backend: Backend, versions: list[WeightUpdate]) -> None:
+def test_updates_are_served(versions: list[WeightUpdate]) -> None:
     async def use(engine: Replica, server: FakeVllm) -> Completion:
         assert await engine.update_weights(versions[1]) == PolicyVersion(1, step=1)
         return await engine.generate(PROMPT, SamplingParams(max_tokens=3))
 
-    assert backend.serve(versions, use).version_spans[0].version == 1
+    assert serve(versions, use).version_spans[0].version == 1
 
 
-@both
-def test_a_cancelled_generation_closes_its_request(backend: Backend, versions: list[WeightUpdate]) -> None:
+def test_a_cancelled_generation_closes_its_request(versions: list[WeightUpdate]) -> None:
     async def use(engine: Replica, server: FakeVllm) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -160,13 +137,12 @@ def test_a_cancelled_generation_closes_its_request(backend: Backend, versions: l
         server.hung.set()
         assert len((await engine.generate(PROMPT, SamplingParams(max_tokens=3))).token_ids) == 3
 
-    backend.serve(versions, use, Fault.HANG)
+    serve(versions, use, Fault.HANG)
 
 
-@both
-def test_a_refused_request_is_no_failure_of_the_server(backend: Backend, versions: list[WeightUpdate]) -> None:
+def test_a_refused_request_is_no_failure_of_the_server(versions: list[WeightUpdate]) -> None:
     with pytest.raises(EngineError, match="refuses a request") as raised:
-        backend.serve(versions, lambda engine, _: engine.generate(Prompt((1,) * CONTEXT), SamplingParams()))
+        serve(versions, lambda engine, _: engine.generate(Prompt((1,) * CONTEXT), SamplingParams()))
     assert not isinstance(raised.value, ReplicaError)
     with pytest.raises(EngineError, match="top_p 1"):
-        backend.serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams(top_p=0.9)))
+        serve(versions, lambda engine, _: engine.generate(PROMPT, SamplingParams(top_p=0.9)))

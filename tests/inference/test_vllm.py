@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from inference.fake_vllm import FakeVllm
-from inference.server_backends import PROMPT, VLLM
+from inference.server_backends import PROMPT, serve
 
 from agent_r1.core.inference import Completion, SamplingParams, WeightUpdate
 from agent_r1.inference.canary import PROMPT_LENGTH, compute_canary
@@ -44,7 +44,7 @@ def test_an_answer_that_contradicts_itself_is_a_failure_of_the_server(
         return await engine.generate(PROMPT, SamplingParams(max_tokens=1))
 
     with pytest.raises(ReplicaError, match=reason):
-        VLLM.serve(versions, use)
+        serve(versions, use)
 
 
 def test_an_update_fails_if_the_server_does_not_say_whether_it_reset_its_cache(versions: list[WeightUpdate]) -> None:
@@ -56,7 +56,7 @@ def test_an_update_fails_if_the_server_does_not_say_whether_it_reset_its_cache(v
         await engine.update_weights(versions[1])
 
     with pytest.raises(ReplicaError, match="its answer is not vLLM's"):
-        VLLM.serve(versions, use)
+        serve(versions, use)
 
 
 def test_a_head_tied_to_the_embeddings_is_written_as_a_tensor_of_its_own(versions: list[WeightUpdate]) -> None:

@@ -14,7 +14,6 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
-from agent_r1.training.inactive_settings import inactive_settings
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from research.attempts_to_goal import Curve
@@ -76,14 +75,6 @@ def test_the_command_line_gives_the_settings_of_the_experiment(method):
     assert [typed_settings(command).values["model"] for command in later] == ["runs/x"] * method.trains
     last = resolve_config(EvalConfig, [typed_settings([first, *later][-1])], taskset)
     assert (last.n, last.pass_k, last.pass_attempts) == (20, 1, 2)
-
-
-def test_runs_have_two_optimizer_steps_per_batch_so_that_clips_act():
-    experiment = plan_experiment(by_name(METHODS)["grpo"], TINY, 0, 4, 5)
-    config = resolve_config(TrainConfig, [Layer("test", experiment.settings)], build("tinywiki", None, None, 0))
-    assert list(inactive_settings(config)) == []
-    once = config.model_copy(update={"trainer": config.trainer.model_copy(update={"minibatches": 1})})
-    assert any("algorithm.loss" in found.keys for found in inactive_settings(once))
 
 
 def test_booleans_and_lists_are_written_as_the_command_line_reads_them():

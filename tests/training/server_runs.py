@@ -1,4 +1,4 @@
-"""Short runs on two stand-ins of inference servers, for the tests of vLLM and SGLang servers."""
+"""Short runs on two stand-ins of vLLM servers."""
 
 from __future__ import annotations
 

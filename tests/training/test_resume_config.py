@@ -128,19 +128,9 @@ MORE: dict[str, Any] = {
 }
 
 
-SGLANG: dict[str, Any] = {
-    "engine.sglang.urls": ("http://10.0.0.5:30000",),
-    "engine.sglang.weights_folder": "/moved/weights",
-    "engine.sglang.update_seconds": 60.0,
-    "engine.sglang.stall_seconds": 12.0,
-}
-
-
 def test_the_changeable_settings_exist_and_change(ask: Callable[..., TrainConfig]) -> None:
-    others = {"run", "engine.vllm.urls", "engine.decode_step", *SGLANG}
+    others = {"run", "engine.vllm.urls", "engine.decode_step"}
     assert {*others, *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
-    more = {"engine.backend": "sglang", **SGLANG}
-    assert ask(**more) == resolve(TrainConfig, [Layer("more", more), Layer("own", ask().model_dump(mode="json"))])
     assert ask(**{"engine.decode_step": "torch"}).engine.decode_step == "torch"  # the others are of vLLM
     assert ask(**MORE) == resolve(TrainConfig, [Layer("more", MORE), Layer("own", ask().model_dump(mode="json"))])
 

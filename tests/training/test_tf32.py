@@ -10,7 +10,6 @@ import torch
 from benchmark_scripts import load_benchmark
 from torch import Tensor
 
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import ProductPrecision
 from agent_r1.inference.canary import BANDS, LogprobGap
@@ -19,8 +18,7 @@ from agent_r1.model.load import load_model
 from agent_r1.model.weights import product_precision, set_product_precision
 from agent_r1.trainer.single_process import describe_arithmetic
 from agent_r1.training import policy
-from agent_r1.training.config import GAP_LIMITS, EvalConfig, TrainConfig
-from agent_r1.training.inactive_settings import inactive_settings
+from agent_r1.training.config import GAP_LIMITS, EvalConfig
 from agent_r1.training.smoke_checks import GRADIENT_TOLERANCE
 
 
@@ -47,15 +45,6 @@ def test_a_gpu_without_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="this GPU has no TF32"):
         set_product_precision("cuda", tf32=True)
     set_product_precision("cuda", tf32=False)
-
-
-def test_a_correction_acts_if_products_are_in_tf32() -> None:
-    algorithm = build_algorithm("grpo", {"correction.high": 3.0})
-    exact, rounded = (
-        {key for found in inactive_settings(TrainConfig(algorithm=algorithm, tf32=tf32)) for key in found.keys}
-        for tf32 in (False, True)
-    )
-    assert "algorithm.correction" in exact - rounded
 
 
 @pytest.mark.parametrize("tf32", [True, False])
