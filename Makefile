@@ -5,6 +5,12 @@ INSTALLED_DEV := .venv/.installed-dev
 INSTALLED_DOCS := .venv/docs/.installed
 INSTALLED_PEERS := .venv/peers/.installed
 
+# On Linux without an NVIDIA GPU, PyTorch's CPU build (0.2 GB instead of several) is taken from PyTorch's own index of CPU
+# builds, if this index answers within five seconds. Otherwise the default index decides.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX = $$([ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && $(PYTHON) -c \
+	'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
+
 .PHONY: demo install test test-vllm test-ray test-extras test-gpu check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
@@ -16,8 +22,8 @@ install: $(INSTALLED_DEV)
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Agent-R1 needs Python 3.11 or newer: make PYTHON=python3.11 ..")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing into .venv. On Linux, PyTorch comes with CUDA (several GB). For its CPU build (0.2 GB) interrupt and run:"
-	@echo "    PIP_EXTRA_INDEX_URL=ADDRESS make $(MAKECMDGOALS)    (ADDRESS of the CPU builds: see Start Locally on pytorch.org)"
+	@echo "Installing PyTorch and the package into .venv: some minutes, once"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX) "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@

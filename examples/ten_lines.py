@@ -1,4 +1,4 @@
-from agent_r1 import Message, Task, ToolEnv, exact_match
+from agent_r1 import Task, ToolEnv, Trainer, exact_match
 
 FACTS = {"capital": "Brodra", "river": "Corimis", "mayor": "Dovuban", "twin": "Elamis", "rival": "Fenedra"}
 
@@ -9,4 +9,6 @@ def search(query: str) -> str:
 
 
 env = ToolEnv(tools=[search], rewards=[exact_match])
-tasks = [Task(r, (Message.user(f"What is the {r} of Alaban?"),), {"answers": (FACTS[r],)}) for r in FACTS]
+tasks = [Task(r, f"What is the {r} of Alaban?", {"answers": (FACTS[r],)}) for r in FACTS]
+if __name__ == "__main__":
+    Trainer(env, tasks, steps=20, run="first").train()
