@@ -4,6 +4,7 @@ The Markdown files link to each other and to files of the repository, so that th
 of the repository become pages: Markdown files as they are, other files as code.
 """
 
+import ast
 import posixpath
 import re
 import runpy
@@ -15,17 +16,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ["CONTRIBUTING.md", "CHANGELOG.md", *(f"{folder}/*.*" for folder in ("examples", "recipes"))]
+SOURCES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"{folder}/*.*" for folder in ("examples", "recipes"))]
 """Patterns of the files outside docs/ that become pages."""
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s]+")
 CODE = re.compile(r"`[^`]*`")
 LANGUAGES = {".py": "python", ".toml": "toml"}
-SETTINGS = "api/settings.md"
+API = "api.md"
 
 
 def page_of(path: str) -> str:
     """Return the path of a page, relative to docs/, for the path of a file, relative to the repository."""
+    if path == "README.md":
+        return "index.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return path if path.endswith(".md") else f"{path}.md"
@@ -49,11 +52,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def public_names() -> dict[str, str]:
+    """Return the public names of each module, read from the table in ``agent_r1/__init__.py`` without importing it."""
+    tree = ast.parse((ROOT / "agent_r1" / "__init__.py").read_text("utf-8"))
+    (table,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES" and node.value
+    ]
+    return ast.literal_eval(table)
+
+
+def _api_of(entry: tuple[str, str]) -> str:
+    module, names = entry
+    options = ["show_root_heading: false", "heading_level: 3", "members:", *(f"  - {name}" for name in names.split())]
+    indented = "\n".join(f"      {line}" for line in options)
+    return f"\n\n## agent_r1.{module}\n\n::: agent_r1.{module}\n    options:\n{indented}\n"
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return the Markdown of a page as the site needs it: with links to pages, and the page of settings with tables."""
     source = page.file.src_uri
-    if source == SETTINGS:
+    if source == API:
         markdown += runpy.run_path(str(Path(__file__).with_name("settings.py")))["make_tables"]()
+        markdown += "".join(map(_api_of, public_names().items()))
     here = "docs" if page.file.generated_by is None else ""
     folder = posixpath.join(here, posixpath.dirname(source))
 
