@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -175,16 +176,21 @@ def _show_plan(as_json: bool, config: TrainConfig, memory: MemoryPlan) -> None:
 def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
     """Check a machine or a cluster before a long run, with the settings of the run.
 
-    The services of the run are started, a few attempts are sampled and trained on, and weights are published. If there
-    are several servers, one server is killed. No run is written.
+    The services of the run are started, a few attempts are sampled and trained on, and weights are published. No run is
+    written. The checks stop at the first failure.
     """
     config, taskset = _open(file, with_file(settings, config_file))
-    from agent_r1.training.smoke import render_report, smoke
+    from agent_r1.training.smoke import smoke
 
-    report = smoke(config, taskset, warn_unsandboxed(taskset, progress_of(quiet)))
-    show(as_json, report.to_json() | sandbox_json(taskset), render_report(report))
-    if (first := report.first_failure) is not None:
-        raise AgentR1Error(f"{first.name} failed: {first.detail}")
+    results = smoke(config, taskset, warn_unsandboxed(taskset, progress_of(quiet)))
+    failed = next((result for result in results if not result.passed), None)
+    data = {"passed": failed is None, "first_failure": None if failed is None else failed.name}
+    table = Table("check", "outcome", "detail", box=box.SIMPLE_HEAD)
+    for one in results:
+        table.add_row(*map(Text, (one.name, "passed" if one.passed else "failed", one.detail)))
+    show(as_json, {**data, "checks": [asdict(result) for result in results], **sandbox_json(taskset)}, table)
+    if failed is not None:
+        raise AgentR1Error(f"{failed.name} failed: {failed.detail}")
 
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:

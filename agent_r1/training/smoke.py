@@ -1,130 +1,86 @@
-"""``agent-r1 smoke``: checks of a cluster before a long run, with the services that the run would use."""
+"""``agent-r1 smoke``: checks before a long run, with the services that the run would use.
+
+The checks stop at the first failure, because each of them uses what the checks before it have shown to work.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table as Grid
-from rich.text import Text
+import torch
+from torch import Tensor
 
-from agent_r1.core.errors import AgentR1Error
+from agent_r1.core.errors import AgentR1Error, EngineError
+from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.taskset import TaskSet
-from agent_r1.training.build import Placement, Runtime, build_runtime
+from agent_r1.core.threads import run_in_thread
+from agent_r1.core.trajectory import STATUS_POLICY, Group
+from agent_r1.inference.canary import BANDS, compute_canary, measure_gap
+from agent_r1.inference.policy_engine import PolicyEngine
+from agent_r1.model.adapter import trained_weights
+from agent_r1.model.weights import product_precision
+from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
+from agent_r1.trainer.report import Trained
+from agent_r1.training.build import Placement, Runtime, build_runtime, group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
-from agent_r1.training.loop import WeightPublisher
+from agent_r1.training.loop import WeightPublisher, make_collector
 from agent_r1.training.progress import Progress
 from agent_r1.training.run import with_splits
 from agent_r1.training.servers import ServerRefused
-from agent_r1.training.smoke_checks import CheckOutcome, OutcomeName, SmokeChecks, reject
 
-START = "start"
-
-CHECKS: Mapping[str, Callable[[SmokeChecks], Awaitable[CheckOutcome]]] = {
-    "canary": SmokeChecks.check_canary,
-    "tools": SmokeChecks.check_tools,
-    "episodes": SmokeChecks.check_episodes,
-    "update": SmokeChecks.check_update,
-    "log-probabilities": SmokeChecks.check_logprobs,
-    "publication": SmokeChecks.check_publication,
-    "lost replica": SmokeChecks.check_lost_replica,
-    "ranks": SmokeChecks.check_ranks,
-}
+GROUPS, MAX_GROUP_SIZE = 2, 4
+VISIBLE_CHANGE = 4.0  # of log-probabilities, in multiples of the limit for rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check: its name and outcome, its duration, the reason, and the measured numbers.
-
-    Example:
-        CheckResult(name="canary", outcome="passed", seconds=0.4, detail="2e-06 on average, 1e-05 at most (..)",
-                    figures={"gap_mean": 2e-06})
-    """
+    """The result of one check. ``detail`` has the measured numbers, or the reason of a failure."""
 
     name: str
-    outcome: OutcomeName
-    seconds: float
+    passed: bool
     detail: str
-    figures: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SmokeReport:
-    results: tuple[CheckResult, ...]
+def smoke(
+    config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
+) -> list[CheckResult]:
+    """Check the services that a run with the settings ``config`` would use. Write nothing to the folder of a run.
 
-    @property
-    def first_failure(self) -> CheckResult | None:
-        return next((result for result in self.results if result.outcome == "failed"), None)
-
-    def to_json(self) -> dict[str, Any]:
-        first = self.first_failure
-        return {
-            "passed": first is None,
-            "first_failure": None if first is None else first.name,
-            "checks": [asdict(result) for result in self.results],
-        }
-
-
-def render_report(report: SmokeReport) -> Group:
-    grid = Grid("check", "outcome", "seconds", "detail", box=box.SIMPLE_HEAD)
-    for result in report.results:
-        grid.add_row(*map(Text, (result.name, result.outcome, f"{result.seconds:.1f}", result.detail)))
-    first = report.first_failure
-    return Group(grid, Text("all checks passed" if first is None else f"the first check that failed: {first.name}"))
-
-
-def smoke(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> SmokeReport:
-    """Check the services that a run with the settings ``config`` would use, and return the results.
-
-    The arguments are as for :func:`agent_r1.training.run.train`. Nothing is written to the folder of a run.
-
-    Raises:
-        InvalidInput: the settings cannot be used.
+    Returns the results up to the first failure. Raises InvalidInput if the settings cannot be used.
     """
-    config = _one_optimizer_step(config)
+    # Two small groups have too few sequences for several minibatches: take one optimizer step.
+    one_step = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update=one_step)})
     taskset = with_environments(with_splits(taskset, config.splits), config)
-    began = time.perf_counter()
     try:
         runtime = build_runtime(config, taskset, placement)
     except ServerRefused as error:
-        first = CheckResult(START, "failed", time.perf_counter() - began, str(error))
-        skipped = [CheckResult(name, "not applicable", 0.0, "the services did not start") for name in CHECKS]
-        return SmokeReport((first, *skipped))
-    ranks, engine = config.trainer.ranks, config.engine
-    servers = [f"{len(engine.vllm.urls) or engine.replicas} vLLM servers"] if engine.backend == "vllm" else []
-    several = [f"{ranks} ranks"] if ranks > 1 else []
-    detail = ", ".join([config.model, f"{runtime.policy.model.num_parameters():,} weights", *several, *servers])
-    first = CheckResult(START, "passed", time.perf_counter() - began, detail)
-    return SmokeReport((first, *asyncio.run(_run_checks(runtime, progress))))
-
-
-def _one_optimizer_step(config: TrainConfig) -> TrainConfig:
-    # Return a copy of ``config`` with one optimizer step per update, so that gradients can be compared.
-    one = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
-    algorithm = config.algorithm.model_copy(update={"epochs": 1})
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update=one), "algorithm": algorithm})
+        return [CheckResult("start", False, str(error))]
+    first = CheckResult("start", True, f"engine {config.engine.backend}, {config.trainer.ranks} ranks of the trainer")
+    return [first, *asyncio.run(_run_checks(runtime, progress))]
 
 
 async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]:
-    results = []
+    results: list[CheckResult] = []
     try:
         with (
             tempfile.TemporaryDirectory(prefix="agent-r1-smoke-") as folder,
             closing(WeightPublisher(runtime.engine, Path(folder))) as publisher,
         ):
             checks = SmokeChecks(runtime, publisher)
-            for name, check in CHECKS.items():
+            for name, check in checks.by_name.items():
                 progress.print_line(f"{name} ..")
-                results.append(await _timed(name, check(checks)))
+                try:
+                    results.append(CheckResult(name, True, await check()))
+                except (AgentR1Error, TimeoutError) as error:
+                    return [*results, CheckResult(name, False, str(error) or "it took too long")]
     finally:
         runtime.trainer.close()
         await close_environments(runtime.taskset)
@@ -133,10 +89,112 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
     return results
 
 
-async def _timed(name: str, check: Awaitable[CheckOutcome]) -> CheckResult:
-    began = time.perf_counter()
-    try:
-        found = await check
-    except (AgentR1Error, TimeoutError) as error:
-        found = reject(str(error) or "it took too long")
-    return CheckResult(name, found.outcome, time.perf_counter() - began, found.detail, found.figures)
+class SmokeChecks:
+    """The checks, in their order. Each method returns the measured numbers as text, or raises AgentR1Error."""
+
+    def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
+        self._runtime, self._publisher = runtime, publisher
+        self._groups: list[Group] = []
+        self._metrics: Mapping[str, float] = {}
+        self.by_name = {
+            "canary": self.check_canary,
+            "episodes": self.check_episodes,
+            "update": self.check_update,
+            "log-probabilities": self.check_logprobs,
+            "publication": self.check_publication,
+        }
+
+    async def check_canary(self) -> str:
+        """Publish the weights, and compare the log-probabilities of fixed prompts (the canary) on each replica."""
+        update = await run_in_thread(self._runtime.updater.publish)
+        served = await self._publisher.publish(update)
+        if served != update.version:
+            raise AgentR1Error(f"the engine reports {served} instead of {update.version}")
+        return await self._compare_replicas()
+
+    async def check_episodes(self) -> str:
+        """Sample a small batch of attempts as training does. All of them have to end and to be scored."""
+        config, taskset = self._runtime.config, self._runtime.taskset
+        small = config.model_copy(update={"group_size": min(config.group_size, MAX_GROUP_SIZE)})
+        requests = islice(group_requests(taskset.tasks("train"), small, kind=taskset.kind), GROUPS)
+        collector = make_collector(self._runtime, NullRecorder(), "smoke")
+        async with aclosing(collector.collect(requests, no_gate)) as groups:
+            self._groups = [group async for group in groups]
+        attempts = [trajectory for group in self._groups for trajectory in group.trajectories]
+        for one in attempts:
+            if STATUS_POLICY[one.status] != "train" or None in one.rewards.values():
+                raise AgentR1Error(f"an attempt ended as {one.status.value}: {one.reason or 'a reward is missing'}")
+        return f"{len(attempts)} attempts, {sum(len(attempt.turns) for attempt in attempts)} turns"
+
+    async def check_update(self) -> str:
+        """Take one optimizer step on the sampled batch."""
+        updater, groups = self._runtime.updater, []
+        for group in self._groups:  # a weak model often earns equal rewards, which would give no training signal
+            rewarded = (replace(one, rewards={"smoke": k % 2.0}) for k, one in enumerate(group.trajectories))
+            groups.append(updater.select(replace(group, trajectories=tuple(rewarded))))
+        update = await updater.update(groups)
+        self._metrics = update.metrics
+        reasons = [outcome.reason for outcome in update.outcomes if not isinstance(outcome, Trained)]
+        if self._metrics.get("skipped_steps", 0.0) or len(reasons) == len(update.outcomes):
+            raise AgentR1Error(reasons[0] if reasons else "a loss or a gradient is not finite")
+        return f"gradient norm {self._metrics.get('policy_gradient_norm', 0.0):.3g}"
+
+    async def check_logprobs(self) -> str:
+        """Compare the log-probabilities of the sampled tokens in engine and trainer, by the limit of the monitor."""
+        config, gap = self._runtime.config, self._metrics.get("logprob_gap")
+        if gap is None:
+            return "not measured, because the update used no sampled token"
+        limit = config.monitor.gap_limit(*map(product_precision, (config.trainer.dtype, config.engine.dtype)))
+        if gap > limit:
+            raise AgentR1Error(f"the largest difference is {gap:.2g} (limit {limit:g})")
+        return f"differences of {gap:.2g} at most (limit {limit:g})"
+
+    async def check_publication(self) -> str:
+        """Change the weights visibly, and check that each replica serves the change. Then restore the weights."""
+        weights = trained_weights(self._runtime.policy.model)
+        original = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
+        change = await run_in_thread(self._change_weights, original)
+        try:
+            found = await self.check_canary()
+        finally:
+            await run_in_thread(self._runtime.updater.load_weights, original)
+        await self.check_canary()
+        return f"log-probabilities moved by {change:.2g}, and the gap is {found}"
+
+    async def _compare_replicas(self) -> str:
+        config, engine, model = self._runtime.config, self._runtime.engine, self._runtime.policy.model
+        replicas: dict[str, InferenceEngine] = {"the engine": engine}
+        if isinstance(engine, PolicyEngine):
+            if lost := engine.pool.reasons():
+                raise AgentR1Error(lost)
+            replicas = {replica.name: replica for replica in engine.pool.replicas}
+        precision, seconds = product_precision(config.engine.dtype), config.engine.vllm.stall_seconds
+        limits, gaps = f"limits {BANDS[precision].mean:g} and {BANDS[precision].maximum:g} in {precision}", []
+        for name, replica in replicas.items():
+            try:
+                async with asyncio.timeout(seconds):
+                    gaps.append(await measure_gap(replica, model))
+            except (EngineError, TimeoutError) as error:
+                raise AgentR1Error(f"{name}: {str(error) or f'no answer for {seconds:g} s'}") from error
+            if not gaps[-1].is_rounding(precision):
+                raise AgentR1Error(f"{name}: its log-probabilities differ from the trainer's by {gaps[-1]} ({limits})")
+        return f"{max(gaps, key=lambda gap: gap.mean)} ({limits})"
+
+    def _change_weights(self, original: Mapping[str, Tensor]) -> float:
+        # Add more and more noise, until the log-probabilities move by more than rounding errors could.
+        updater, before = self._runtime.updater, self._canary_logprobs()
+        wanted = VISIBLE_CHANGE * BANDS[product_precision(self._runtime.config.engine.dtype)].mean
+        change, scale = 0.0, 0.01
+        while change < wanted and scale < 1000:
+            noisy = {}
+            for name, weight in original.items():
+                spread = scale * (float(weight.float().std(correction=0)) or 0.02)  # 0: all its elements are equal
+                noisy[name] = weight + (spread * torch.randn(weight.shape)).to(weight.dtype)
+            updater.load_weights(noisy)
+            updater.publish()  # copies the weights of ranks into the model of this process
+            change, scale = float((self._canary_logprobs() - before).abs().mean()), 2 * scale
+        return change
+
+    def _canary_logprobs(self) -> Tensor:
+        canary = compute_canary(self._runtime.policy.model)
+        return torch.tensor([logprob for prompt in canary for logprob in prompt.logprobs])
