@@ -39,16 +39,15 @@ def _random_mark() -> str:
 class PromptEncoder:
     """An encoder that prepares messages with images for a chat template, and converts rendered text to tokens.
 
-    ``images`` is None if the model has no vision. A *mark* is a random text that stands for an image. A *marked text*
-    is a rendered text in which a mark stands for each image.
+    ``images`` is None if the model has no vision.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None) -> None:
         self._tokenizer, self._images = tokenizer, images
-        self._image, self._written = _random_mark(), _random_mark()
+        self._mark, self._copy = _random_mark(), _random_mark()  # MARK and COPY of the module's docstring
 
     def mark_images(self, message: Message) -> Message:
-        """Return the message with its content as one text. A mark, which is a random text, replaces each image.
+        """Return the message with its content as one text, in which MARK stands for each image.
 
         If the model has no vision, an image in a tool result becomes a line of text, and any other image raises
         UnsupportedChat.
@@ -59,41 +58,37 @@ class PromptEncoder:
             if message.role != "tool":  # without the image, the task would be another one
                 raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
             return message.with_images_as_text()
-        text = "".join(part.text if isinstance(part, Text) else self._image for part in message.parts)
+        text = "".join(part.text if isinstance(part, Text) else self._mark for part in message.parts)
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:
         """Return ``message`` as a chat template expects it: content with images becomes a list of texts and images.
 
-        In ``message``, the text MARK stands for each image. If the argument ``always`` is true, content without an
-        image also becomes a list, as some vision models require.
-
-        The template will write a placeholder, such as ``<|image_pad|>``, for each image. If a text of the message
-        already contains this placeholder, the placeholder becomes the text COPY (see the module). So each placeholder
-        in the output of the template stands for an image. The method :meth:`marked` restores the placeholder.
+        If the argument ``always`` is true, content without an image also becomes a list, as some vision models require.
+        A placeholder in a text of the message becomes COPY.
         """
         if self._images is None:
             return dict(message)
         placeholder, content = self._images.placeholder, message.get("content")
-        if isinstance(content, str) and (self._image in content or always):
+        if isinstance(content, str) and (self._mark in content or always):
             parts: list[dict[str, str]] = []
-            for index, text in enumerate(content.split(self._image)):
+            for index, text in enumerate(content.split(self._mark)):
                 parts += [{"type": "image"}] * bool(index) + [{"type": "text", "text": text}] * bool(text)
             message = {**message, "content": parts}
         return {
-            name: change_texts(value, lambda text: text.replace(placeholder, self._written))
+            name: change_texts(value, lambda text: text.replace(placeholder, self._copy))
             for name, value in message.items()
         }
 
     def marked(self, text: str) -> str:
-        """Convert the output of a chat template to a marked text. A mark (a random text) stands for each image."""
+        """Return the marked text: the output of a chat template, with MARK for each image."""
         if self._images is None:
             return text
-        return text.replace(self._images.placeholder, self._image).replace(self._written, self._images.placeholder)
+        return text.replace(self._images.placeholder, self._mark).replace(self._copy, self._images.placeholder)
 
     def shown(self, marked: str) -> str:
-        """Replace each mark in the text ``marked`` by a placeholder, such as ``<|image_pad|>``."""
-        return marked if self._images is None else marked.replace(self._image, self._images.placeholder)
+        """Replace each MARK in a marked text by the placeholder of an image."""
+        return marked if self._images is None else marked.replace(self._mark, self._images.placeholder)
 
     def prompt(
         self, marked: str, end: str, messages: Sequence[Message], earlier: Sequence[Message] = ()
@@ -101,8 +96,8 @@ class PromptEncoder:
         """Return a prompt: its ``text`` is the whole conversation, its ``token_ids`` are only the tokens of ``end``.
 
         Args:
-            marked: the text of the whole conversation. A random text, called a mark, stands for each image.
-            end: the last part of the conversation. A placeholder, such as ``<|image_pad|>``, stands for each image.
+            marked: the marked text of the whole conversation.
+            end: the last part of the conversation, with a placeholder for each image.
             messages: the messages in ``end``.
             earlier: the messages before ``end``.
 
@@ -114,8 +109,8 @@ class PromptEncoder:
         if self._images is None or not images:
             return RenderedPrompt(self.shown(marked), self.encode(end))
         placeholder = self._images.placeholder
-        count, written = sum(len(message.images) for message in earlier) + len(images), marked.count(self._image)
-        _, *rest = marked.rsplit(self._image, len(images))
+        count, written = sum(len(message.images) for message in earlier) + len(images), marked.count(self._mark)
+        _, *rest = marked.rsplit(self._mark, len(images))
         tail = "".join(placeholder + text for text in rest)
         if written != count or not end.endswith(tail):
             raise UnsupportedChat(
@@ -128,7 +123,7 @@ class PromptEncoder:
         ids = self.encode("".join(pieces))
         (token,) = self.encode(placeholder)
         return RenderedPrompt(
-            self.shown(marked), ids, locate_images(ids, token, images, [piece.count(placeholder) for piece in pieces])
+            self.shown(marked), ids, _locate_images(ids, token, images, [piece.count(placeholder) for piece in pieces])
         )
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -144,10 +139,10 @@ class PromptEncoder:
             raise UnsupportedChat(f"{problem}; give it an unknown token that is in its vocabulary") from error
 
 
-def locate_images(
+def _locate_images(
     ids: Sequence[int], token: int, images: Sequence[Image], counts: Sequence[int]
 ) -> tuple[PromptMedia, ...]:
-    """Return each image with the positions of its placeholder tokens in ``ids``."""
+    # counts: the number of placeholders in each text and image, which alternate. Texts can contain placeholders, too.
     places = iter([index for index, one in enumerate(ids) if one == token])
     spans = [[next(places) for _ in range(count)] for count in counts]
     return tuple(PromptMedia(image, tuple(_spans(indices))) for image, indices in zip(images, spans[1::2], strict=True))

@@ -81,7 +81,12 @@ class Renderer(Protocol):
         observation: tuple[Message, ...],
         tools: tuple[ToolSpec, ...] = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt for the turn after an action and its observation."""
+        """Return the prompt for the turn after an action and its observation.
+
+        The ``text`` of the prompt is the whole conversation. Its ``token_ids`` are only the tokens after the action. If
+        the policy sampled no end token, ``token_ids`` begin with the tokens that end the turn of the action. Return
+        None if the template changes earlier text, or omits the end token that was sampled.
+        """
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:

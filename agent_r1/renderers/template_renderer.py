@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -59,94 +59,9 @@ class TemplateBehavior:
     reason: str
 
 
-def probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
-    return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
-
-
-def probe_message(boundary: Literal["tool", "user"], thinking: bool, renders_reasoning: bool) -> Message:
-    """Return the assistant's message for a test conversation, which shows how a chat template behaves.
-
-    Args:
-        boundary: the role of the next message: "tool" if the assistant makes a call, "user" if the assistant answers.
-        thinking: whether the assistant's message has reasoning.
-        renders_reasoning: whether the template renders reasoning. If not, the reasoning becomes part of the text.
-    """
-    reasoning = "I see." if thinking and renders_reasoning else None
-    inline = "<think>\nI see.\n</think>\n\n" if thinking and not renders_reasoning else ""
-    if boundary == "user":
-        return Message.assistant(inline + "A page.", (), reasoning)
-    return probe_call("there", inline, reasoning)
-
-
-def comparable(message: Message) -> tuple[object, ...]:
-    """Return (calls, reasoning, text) of a message, without the ids of calls and the spaces around the text."""
-    calls = [(call.name, call.arguments) for call in message.calls]
-    return calls, message.reasoning or "", message.text.strip()
-
-
-class RenderText(Protocol):
-    """A function that renders a conversation as text. Raises UnsupportedChat if the conversation cannot be rendered."""
-
-    def __call__(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = False
-    ) -> str: ...
-
-
-def find_turn_ends(render: RenderText, special: Collection[str]) -> tuple[str, ...]:
-    """Return the special tokens that the template writes after an answer and after a call.
-
-    If the tokens are equal, or no token follows a call, return a single token. ``special`` are the texts of the
-    tokenizer's special tokens.
-
-    Raises:
-        UnsupportedChat: the template writes no special token after an answer.
-    """
-    question, answer = Message.user("question"), Message.assistant(MARKER)
-    end = token_at_end(_after_marker(render((question, answer))), special)
-    if end is None:
-        followed = render((question, answer, question), add_generation_prompt=True)
-        end = first_token_in(_after_marker(followed), special)
-    if end is None:
-        raise UnsupportedChat(
-            "the chat template writes no special token after an assistant turn, so a turn has no end; "
-            "supply a template that ends turns (as <|im_end|> does)"
-        )
-    return tuple(dict.fromkeys(filter(None, (end, _find_call_end(render, special)))))
-
-
-def _find_call_end(render: RenderText, special: Collection[str]) -> str | None:
-    messages = (Message.user("question"), probe_call(MARKER))
-    try:
-        alone = _after_marker(render(messages, (PROBE_TOOL,)))
-        if end := token_at_end(alone, special):
-            return end
-        result = Message.tool("A page.", "call_0_0")
-        followed = _after_marker(render((*messages, result), (PROBE_TOOL,), add_generation_prompt=True))
-    except UnsupportedChat:
-        return None
-    return first_token_in(followed.removeprefix(alone.rstrip()), special)
-
-
-def find_result_tags(render: RenderText) -> tuple[str, ...]:
-    """Return the two tags that a chat template writes around a tool result; () if there are none.
-
-    Example:
-        ("<tool_response>", "</tool_response>")
-    """
-    messages = (Message.user("question"), probe_call("there"), Message.tool(MARKER, "call_0_0"))
-    try:
-        text = render(messages, (PROBE_TOOL,))
-    except UnsupportedChat:
-        return ()
-    found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
-    return found.groups() if found else ()
-
-
-def _after_marker(text: str) -> str:
-    return text.rpartition(MARKER)[2]
-
-
 Messages = tuple[Message, ...]
+Boundary = Literal["tool", "user"]
+"""The role of the message after an action: a tool result, or a message of the user."""
 
 
 class TemplateRenderer:
@@ -186,14 +101,14 @@ class TemplateRenderer:
         self._needs_parts = False  # whether the template reads only lists of parts, as those of some vision models
         self._needs_parts = images is not None and MARKER not in self._apply_template((marked,), ())
         self._renders_tools = PROBE_TOOL.name in self._apply_template((question,), (PROBE_TOOL,))
-        self._turn_ends = find_turn_ends(self.render_text, self._special)
+        self._turn_ends = self._find_turn_ends()
         # inside a conversation, the plain template writes an empty line after an action, and no special token
         self._breaks = (*self._turn_ends, *([PLAIN_BREAK] if tokenizer.chat_template == PLAIN_TEMPLATE else []))
         with_reasoning = Message.assistant("a", (), MARKER)
         self._renders_reasoning = MARKER in self.render_text((question, with_reasoning))
         self._opens_reasoning = self.render_text((question,), add_generation_prompt=True).rstrip().endswith(THINK_OPEN)
-        self._result_tags = find_result_tags(self.render_text)
-        # Several methods decode the same action, so the newest texts are kept.
+        self._result_tags = self._find_result_tags()
+        # Several methods decode the same action, and all attempts at one task have the same first prompt.
         self._decode = lru_cache(512)(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)))
         self._to_prompt: Callable[[str], RenderedPrompt] = lru_cache(4096)(lambda t: RenderedPrompt(t, self.encode(t)))
         self._stop_matcher = cache(lambda strings: StopStringMatcher(strings, self.decode))
@@ -286,21 +201,14 @@ class TemplateRenderer:
         observation: Messages,
         tools: Tools = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt for the turn after an action and its observation.
-
-        The ``text`` of the prompt is the whole conversation. Its ``token_ids`` are only the tokens after the action. If
-        the policy sampled no end token, ``token_ids`` begin with the tokens that end the turn of the action. Return
-        None if the template changes earlier text, or omits the end token that was sampled.
-        """
-        before = prompt.text
         with_action = (*messages, action.message)
         marked = self._marked_text((*with_action, *observation), tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
-        if not text.startswith(before):
+        if not text.startswith(prompt.text):
             return None
-        rest = text.removeprefix(before)
+        rest = text.removeprefix(prompt.text)
         sampled_end = self.decode(action_ids[len(self._without_end(action_ids)) :])
-        if len(action.message.text) > len(action.text):
+        if len(action.message.text) > len(action.text):  # an agent program wrote more text after an action that was cut
             is_written = not sampled_end and rest.startswith(action.message.text)
             end = rest.removeprefix(action.text)
             return self._encoder.prompt(marked, end, observation, messages) if is_written else None
@@ -310,11 +218,12 @@ class TemplateRenderer:
             wording = action.text if output.end is None else action.text[: start + output.end]
         if not self._is_written(wording, rest):  # the template can write an action in its own way
             alone = self.render_text(with_action, tools)
-            written = alone.removeprefix(before)
+            written = alone.removeprefix(prompt.text)
             ends = [index for end in self._turn_ends if (index := written.find(end)) >= 0]
             wording = written[: min(ends, default=len(written))]
-            if not alone.startswith(before) or not self._is_written(wording, rest):
+            if not alone.startswith(prompt.text) or not self._is_written(wording, rest):
                 return None
+        # The sampled tokens stay as they are. Only the text after the action is tokenized.
         bridge = rest[len(wording) :]
         if not bridge.startswith(sampled_end or self._breaks):
             return None
@@ -377,6 +286,8 @@ class TemplateRenderer:
         return self.tool_format.split_reasoning(text, opened) if self._renders_reasoning or opened else (None, text)
 
     def _token_indices(self, ids: tuple[int, ...], lengths: Iterable[int]) -> tuple[int, ...]:
+        # Bisect, because the number of characters in a beginning of the tokens never decreases. U+FFFD at the end of a
+        # beginning stands for an incomplete character, and does not count.
         total = len(self.decode(ids))
 
         @cache
@@ -387,11 +298,47 @@ class TemplateRenderer:
 
     # ---- learning what the template does
 
-    def probe_behavior(self, boundary: Literal["tool", "user"], *, thinking: bool) -> TemplateBehavior:
+    def _find_turn_ends(self) -> tuple[str, ...]:
+        # the special tokens that the template writes after an answer and after a call
+        question, answer = Message.user("question"), Message.assistant(MARKER)
+        end = token_at_end(_after_marker(self.render_text((question, answer))), self._special)
+        if end is None:  # some templates end a turn only if another turn follows
+            followed = self.render_text((question, answer, question), add_generation_prompt=True)
+            end = first_token_in(_after_marker(followed), self._special)
+        if end is None:
+            raise UnsupportedChat(
+                "the chat template writes no special token after an assistant turn, so a turn has no end; "
+                "supply a template that ends turns (as <|im_end|> does)"
+            )
+        return tuple(dict.fromkeys(filter(None, (end, self._find_call_end()))))
+
+    def _find_call_end(self) -> str | None:
+        messages = (Message.user("question"), _probe_call(MARKER))
+        try:
+            alone = _after_marker(self.render_text(messages, (PROBE_TOOL,)))
+            if end := token_at_end(alone, self._special):
+                return end
+            result = Message.tool("A page.", "call_0_0")
+            followed = self.render_text((*messages, result), (PROBE_TOOL,), add_generation_prompt=True)
+        except UnsupportedChat:  # a template without calls; whether this matters is decided by require_tools
+            return None
+        return first_token_in(_after_marker(followed).removeprefix(alone.rstrip()), self._special)
+
+    def _find_result_tags(self) -> tuple[str, ...]:
+        # such as ("<tool_response>", "</tool_response>")
+        messages = (Message.user("question"), _probe_call("there"), Message.tool(MARKER, "call_0_0"))
+        try:
+            text = self.render_text(messages, (PROBE_TOOL,))
+        except UnsupportedChat:
+            return ()
+        found = re.search(rf"(<[^<>\s]+>)\s*{MARKER}\s*(</[^<>\s]+>)", text)
+        return found.groups() if found else ()
+
+    def probe_behavior(self, boundary: Boundary, *, thinking: bool) -> TemplateBehavior:
         """Return whether the template keeps or rewrites earlier text when a message follows an action.
 
         Args:
-            boundary: the role of the message that follows: "tool" for a tool result, "user" for a user's message.
+            boundary: the role of the message that follows.
             thinking: whether the action has reasoning.
         """
         try:
@@ -399,14 +346,19 @@ class TemplateRenderer:
         except UnsupportedChat as error:
             return TemplateBehavior("unsupported", str(error))
 
-    def _probe_behavior(self, boundary: Literal["tool", "user"], thinking: bool) -> TemplateBehavior:
+    def _probe_behavior(self, boundary: Boundary, thinking: bool) -> TemplateBehavior:
         tools = (PROBE_TOOL,) if boundary == "tool" else ()
         messages = (Message.user("What is there?"),)
         prompt = self.render(messages, tools)
         if tools and PROBE_TOOL.name not in prompt.text:
             return TemplateBehavior("unsupported", "the chat template does not show tools to the model")
-        probe = probe_message(boundary, thinking, self._renders_reasoning)
-        observation = (Message.tool("A page.", "call_0_0") if tools else Message.user("And then?"),)
+        # a model without reasoning in its template writes its reasoning as text
+        reasoning = "I see." if thinking and self._renders_reasoning else None
+        inline = "<think>\nI see.\n</think>\n\n" if thinking and not self._renders_reasoning else ""
+        if tools:
+            probe, observation = _probe_call("there", inline, reasoning), (Message.tool("A page.", "call_0_0"),)
+        else:
+            probe, observation = Message.assistant(f"{inline}A page.", (), reasoning), (Message.user("And then?"),)
         followed = self.render_text((*messages, probe, *observation), tools, add_generation_prompt=True)
         ids = self._read_back(followed, prompt, probe, tools)
         if ids is not None and followed.startswith(prompt.text):
@@ -422,6 +374,7 @@ class TemplateRenderer:
         )
 
     def _read_back(self, text: str, prompt: RenderedPrompt, probe: Message, tools: Tools) -> tuple[int, ...] | None:
+        # Return the tokens of the action in a rendered text, or None if parsing them does not give the message back.
         appended = text.startswith(prompt.text)
         # if the prompt ends with <think>, this tag may be missing in the text
         opening = prompt.text if appended else prompt.text.rstrip("\n").removesuffix(THINK_OPEN)
@@ -433,4 +386,18 @@ class TemplateRenderer:
         ids = self.encode(rest[:index] + (end if end in self._special else ""))
         written = self.decode(self._without_end(ids))
         parsed = self.parse_text(written, 0, tools, opened=self._opens_reasoning and appended).message
-        return ids if comparable(parsed) == comparable(probe) else None
+        return ids if _comparable(parsed) == _comparable(probe) else None
+
+
+def _probe_call(query: str, text: str = "", reasoning: str | None = None) -> Message:
+    return Message.assistant(text, (ToolCall("call_0_0", PROBE_TOOL.name, {"query": query}, ""),), reasoning)
+
+
+def _comparable(message: Message) -> tuple[object, ...]:
+    # ids of calls and spaces around the text may differ
+    calls = [(call.name, call.arguments) for call in message.calls]
+    return calls, message.reasoning or "", message.text.strip()
+
+
+def _after_marker(text: str) -> str:
+    return text.rpartition(MARKER)[2]

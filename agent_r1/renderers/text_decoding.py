@@ -20,8 +20,8 @@ CHARACTER_TOKENS = 4
 class IncrementalDecoder:
     """A decoder that converts the tokens of a generation to text, part by part.
 
-    A part ends only after a complete character, because several tokens can encode one character. Tokens whose text was
-    not returned yet are called pending. Invalid bytes are returned as U+FFFD after a few more tokens.
+    A part ends only after a complete character, because several tokens can encode one character. Invalid bytes are
+    returned as U+FFFD after a few more tokens.
 
     Example:
         >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
@@ -39,14 +39,7 @@ class IncrementalDecoder:
         return len(self._pending)
 
     def add(self, ids: Sequence[int]) -> str:
-        """Add ``ids`` to the pending tokens, and return the text that becomes final.
-
-        - If the last character is complete, no token stays pending. The result is the text of all pending tokens.
-        - If the last character is incomplete, and at most ``MAX_PENDING`` tokens are pending, all of these tokens stay
-          pending. The result is "".
-        - If the last character is incomplete, and more tokens are pending, only the last few stay pending. The result
-          is the text of the others.
-        """
+        """Return the text that becomes final with the new tokens; "" while the last character is incomplete."""
         self._pending += tuple(ids)
         text = self._text_of(self._pending)
         if text and not text.endswith("\ufffd"):
@@ -61,8 +54,8 @@ class IncrementalDecoder:
         return self._advance(len(self._pending), self._text_of(self._pending))
 
     def _beginning(self, text: str) -> tuple[int, str]:
-        # The number n is chosen so that later tokens cannot change the returned text. There must be more than
-        # ``MAX_PENDING`` pending tokens.
+        # More than MAX_PENDING tokens are pending: return the length and the text of those that later tokens cannot
+        # change.
         count = len(self._pending)
         # Usually only the last character is incomplete, so that one to three tokens remain.
         for end in range(count - 1, count - CHARACTER_TOKENS, -1):
@@ -89,11 +82,7 @@ class IncrementalDecoder:
         return text
 
 
-_EXTRA_TOKENS = 4
-"""The number of earlier tokens that are decoded together with new tokens.
-
-The text of a token can depend on the tokens before it, for example if several tokens encode one character.
-"""
+_EXTRA_TOKENS = 4  # earlier tokens that are decoded together with new ones, because they can share a character
 
 
 class StopStringMatcher:
@@ -132,8 +121,8 @@ class GrowingText:
 
     Args:
         decode: returns the text of tokens.
-        make_check: is called at the beginning of each generation, and returns the function for this generation. The
-            function gets each new part of the text, and returns whether the generation may end.
+        make_check: returns the function for one generation. The function gets each new part of the text, and returns
+            whether the generation may end.
     """
 
     def __init__(self, decode: Decode, make_check: Callable[[], Callable[[str], bool]]) -> None:
@@ -141,11 +130,8 @@ class GrowingText:
         self._check, self._ids, self._count = make_check(), cast(Sequence[int], ()), 0
 
     def check(self, ids: Sequence[int]) -> bool:
-        """Return whether a generation may end after the tokens ``ids``.
-
-        ``ids`` are all tokens of the generation so far. Only the text of tokens that were added since the previous call
-        is checked. If ``ids`` do not begin with the tokens of the previous call, a new generation has begun.
-        """
+        """Return whether a generation may end after ``ids``, which are all its tokens so far."""
+        # if the tokens do not begin with those of the previous call, a new generation has begun
         continues = ids is self._ids or ids[: self._count] == self._ids[: self._count]
         if not continues or len(ids) < self._count:
             self._check, self._count = self._make_check(), 0

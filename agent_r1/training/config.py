@@ -27,7 +27,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.config import DecodeConfig, EngineConfig
-from agent_r1.renderers.config import TagsConfig
+from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel

@@ -7,6 +7,7 @@ from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
+from agent_r1.renderers.formats.delimited_formats import Glm, Qwen35
 from agent_r1.renderers.formats.detect import FORMAT_NAMES, TEMPLATE_FORMATS, open_renderer, require_tools
 from agent_r1.renderers.formats.json_formats import (
     BEGIN,
@@ -21,7 +22,6 @@ from agent_r1.renderers.formats.json_formats import (
 )
 from agent_r1.renderers.formats.tags import Tags
 from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json, parse_json
-from agent_r1.renderers.formats.xml import Glm, Qwen35
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 ARGUMENTS = {

@@ -5,8 +5,8 @@ from chat_templates import SEARCH, tokenizer_of
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.messages import Message, ToolCall
+from agent_r1.renderers.formats.delimited_formats import CALL_END as CLOSE, CALL_START as OPEN, Lfm2
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
-from agent_r1.renderers.formats.lfm2 import CLOSE, OPEN, Lfm2
 
 CONTENT_ONLY = """\
 {%- for tool in tools or [] %}<|im_start|>system
@@ -55,7 +55,7 @@ def test_calls_are_read(inside, calls):
         (f"{OPEN}[search(query={'[' * 100_000})]{CLOSE}", "written as|cannot be read|name=value"),
         (f"{OPEN}[search]{CLOSE}", "written as name"),
         (f"{OPEN}[]{CLOSE}", "written as name"),
-        (f"{OPEN}[search(query='\\x3c|tool_call_end|>')]{CLOSE}", "holds the tokens"),
+        (f"{OPEN}[search(query='\\x3c|tool_call_end|>')]{CLOSE}", "which ends it"),
     ],
 )
 def test_a_malformed_call_has_an_error(text, error):

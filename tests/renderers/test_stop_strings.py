@@ -18,8 +18,8 @@ from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import TEMPLATE_FORMATS, open_renderer
+from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.renderers.text_decoding import StopStringMatcher, with_stop_strings
 from agent_r1.rollout.agent_loop import Agent, AgentLoop

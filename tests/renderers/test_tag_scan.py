@@ -7,9 +7,8 @@ import pytest
 from chat_templates import SEARCH, tokenizer_of
 
 from agent_r1.core.messages import ToolSpec
-from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import open_renderer
-from agent_r1.renderers.formats.tags import ElementPatterns, Tags, TagScan
+from agent_r1.renderers.formats.tags import Delimiters, Tags, TagScan, TagsConfig
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 PYTHON = ToolSpec(
@@ -72,7 +71,8 @@ class CountedPattern:
 def test_each_part_of_an_action_is_searched_a_few_times(piece, start):
     def work(times):
         opening, closing = CountedPattern("<search>"), CountedPattern("</python>")
-        check = TagScan([ElementPatterns(opening, closing, 9, is_answer=False)], is_opened=False, thoughts=1)
+        delimiters = Delimiters("<search>", "", opening, closing, closing, ())
+        check = TagScan([(delimiters, False)], is_opened=False, thoughts=1)
         check(start)
         assert not any(check(piece) for _ in range(times))
         return opening.characters + closing.characters

@@ -5,9 +5,8 @@ from chat_templates import SEARCH, real_tokenizer, tokenizer_of
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message, ToolSpec
-from agent_r1.renderers.config import TagsConfig
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
-from agent_r1.renderers.formats.tags import Tags
+from agent_r1.renderers.formats.tags import Tags, TagsConfig
 from agent_r1.training.config import RunConfig
 
 PYTHON = ToolSpec(

@@ -1,22 +1,84 @@
-"""Detection of the tool-call format that a tokenizer's chat template uses."""
+"""The tool format of a tokenizer: the one that its chat template writes, or its own response template."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_parsing import ResponseParser
 
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.renderers.chat_template import apply_chat_template, special_tokens
-from agent_r1.renderers.config import TagsConfig
+from agent_r1.renderers.formats.delimited_formats import Glm, Lfm2, Qwen35
 from agent_r1.renderers.formats.json_formats import DeepSeek, Harmony, Hermes, Llama
-from agent_r1.renderers.formats.lfm2 import Lfm2
-from agent_r1.renderers.formats.response import Response
-from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags
-from agent_r1.renderers.formats.tool_format import ToolFormat, Tools
-from agent_r1.renderers.formats.xml import Glm, Qwen35
+from agent_r1.renderers.formats.tags import PLAIN_TEMPLATE, Tags, TagsConfig
+from agent_r1.renderers.formats.tool_format import (
+    ParsedCall,
+    ParsedOutput,
+    ToolFormat,
+    Tools,
+    call_from_json,
+    malformed_call,
+)
 from agent_r1.renderers.protocol import ImageExpander
 from agent_r1.renderers.template_renderer import TemplateRenderer
+
+
+class Response(ToolFormat):
+    """The tool format of a tokenizer with a response template, which describes how its model writes messages and calls.
+
+    The parser of transformers reads the calls with this template.
+    """
+
+    name: ClassVar[str] = "response"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._template: dict[str, Any] = dict(tokenizer.response_template)
+        question = [{"role": "user", "content": "question"}]
+        with_header, without = (
+            apply_chat_template(tokenizer, question, (), add_generation_prompt=added) for added in (True, False)
+        )
+        # the text at the end of every prompt, such as "<|im_start|>assistant" or "<|im_start|>assistant\n<think>"
+        self._header = with_header.removeprefix(without)
+
+    def split_reasoning(self, text: str, opened: bool = False) -> tuple[str | None, str]:
+        """Return (reasoning, ``text``). The reasoning is not removed, because :meth:`parse` skips it."""
+        message, _ = self._parse(text, ())
+        reasoning = message.get("reasoning_content") or message.get("thinking")
+        return str(reasoning) if reasoning else None, text
+
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        message, calls = self._parse(text, tools)
+        return ParsedOutput(str(message.get("content") or ""), tuple(calls))
+
+    def _parse(self, text: str, tools: Tools) -> tuple[Mapping[str, Any], list[ParsedCall]]:
+        schemas: list[dict[Any, Any] | Callable[..., Any]] = [tool.to_openai() for tool in tools]
+        parser = ResponseParser(self._template, prefix=self._header, tools=schemas or None)
+        calls: list[ParsedCall] = []
+        start = 0  # the index after the last call
+        try:
+            # one character at a time, so that the index at which each call ends is known
+            for end, character in enumerate(text, start=1):
+                start = _add_calls(parser.feed(character), text, start, end, calls)
+            message, events = parser.finalize()
+            _add_calls(events, text, start, len(text), calls)
+        except Exception as error:  # with a third-party template, the parser can raise an exception of any type
+            reason = f"it does not follow the model's response template: {' '.join(str(error).split())[:200]}"
+            return {}, [*calls, malformed_call(text[start:], len(text), reason)]
+        return message, calls
+
+
+def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
+    for event in events:
+        if event["type"] == "region_close" and event["field"] == "tool_calls":
+            for value in event["value"] if isinstance(event["value"], list) else [event["value"]]:
+                data = value.get("function", value) if isinstance(value, dict) else value
+                calls.append(call_from_json(data, text[start:end], end))
+            start = end
+    return start
+
 
 AUTO = "auto"
 TEMPLATE_FORMATS: tuple[type[ToolFormat], ...] = (Hermes, Qwen35, Glm, Llama, DeepSeek, Harmony, Lfm2)
@@ -34,11 +96,10 @@ def open_renderer(
 ) -> TemplateRenderer:
     """Return a renderer for a tokenizer and the tool format ``name``.
 
-    Otherwise :func:`detect_format` selects the format.
-
     Args:
         tokenizer: the tokenizer, with its chat template. Without a chat template, only the format ``tags`` works.
-        name: one of FORMAT_NAMES.
+        name: one of FORMAT_NAMES. With ``auto``, the response template of the tokenizer is used, if there is one.
+            Otherwise :func:`detect_format` selects the format.
         tags: the tags of the format ``tags``. Other formats ignore this argument.
         stop_token_ids: tokens that end an action, in addition to the end tokens of the chat template and the tokenizer.
         images: converts images to placeholder tokens; None if the model has no vision.
@@ -50,21 +111,22 @@ def open_renderer(
     """
     if name not in FORMAT_NAMES:
         raise InvalidInput("tool_format", got=repr(name), do=f"choose from {', '.join(FORMAT_NAMES)}")
-    if name == Tags.name:
-        if not tokenizer.chat_template:
-            tokenizer = _with_plain_template(tokenizer)
-        return TemplateRenderer(tokenizer, Tags(tags), stop_token_ids, images)
-    response_template = tokenizer.response_template
-    if name == Response.name and response_template is None:
+    has_response_template = tokenizer.response_template is not None
+    if name == Response.name and not has_response_template:
         got = f"{name}, and a tokenizer without a response_template"
         raise InvalidInput("tool_format", got=got, do=f"choose from {', '.join(FORMAT_NAMES)}")
-    if response_template is not None and name in (AUTO, Response.name):
-        return TemplateRenderer(tokenizer, Response(response_template, _header(tokenizer)), stop_token_ids, images)
-    if name == AUTO:
-        return TemplateRenderer(tokenizer, detect_format(tokenizer, images), stop_token_ids, images)
-    return TemplateRenderer(
-        tokenizer, {known.name: known for known in TEMPLATE_FORMATS}[name](), stop_token_ids, images
-    )
+    if name == Tags.name:
+        if not tokenizer.chat_template:
+            tokenizer = copy.copy(tokenizer)
+            tokenizer.chat_template = PLAIN_TEMPLATE
+        tool_format: ToolFormat = Tags(tags)
+    elif name == Response.name or (name == AUTO and has_response_template):
+        tool_format = Response(tokenizer)
+    elif name == AUTO:
+        tool_format = detect_format(tokenizer, images)
+    else:
+        tool_format = next(known() for known in TEMPLATE_FORMATS if known.name == name)
+    return TemplateRenderer(tokenizer, tool_format, stop_token_ids, images)
 
 
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
@@ -110,17 +172,3 @@ def require_tools(renderer: TemplateRenderer, tools: Tools) -> None:
             raise UnsupportedChat(f"{behavior.reason}; give {other}")
         tags = "give --tool_format tags, which describes tools in a system message and needs no calls in the template"
         raise UnsupportedChat(f"{behavior.reason}; {tags}, or {other}")
-
-
-def _with_plain_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    plain = copy.copy(tokenizer)
-    plain.chat_template = PLAIN_TEMPLATE
-    return plain
-
-
-def _header(tokenizer: PreTrainedTokenizerBase) -> str:
-    messages = [{"role": "user", "content": "question"}]
-    with_header, without = (
-        apply_chat_template(tokenizer, messages, (), add_generation_prompt=added) for added in (True, False)
-    )
-    return with_header.removeprefix(without)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
-from agent_r1.renderers.config import FENCE, TagsConfig
 from agent_r1.renderers.formats.tool_format import (
     THINK_CLOSE,
     THINK_OPEN,
@@ -30,57 +31,110 @@ from agent_r1.renderers.formats.tool_format import (
     split_reasoning,
 )
 
+FENCE = "```"
+"""Three backticks. A tag that begins with three backticks stands for a code block (see ``TagsConfig``)."""
+
+
+class TagsConfig(BaseModel):
+    """Names of the tags in the tool format ``tags``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    observation: str = Field(default="information", min_length=1)
+    """The tag around a tool result."""
+
+    answer: str = Field(default="answer", min_length=1)
+    """The tag around a final answer. A closed answer ends the action."""
+
+    names: dict[str, str] = Field(default_factory=dict)
+    """The tag around a call, by the name of the tool, such as {"search": "find"}. Tools without an entry have their
+    default tag: the name of the tool, but a code fence for ``python``. A tag that begins with three backticks is a code
+    fence."""
+
+
+_PYTHON_FENCE = f"{FENCE}python"
+_FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
+"""The stop strings that end a code block. Spaces and tabs are allowed between the backticks and the end of the line."""
+
+_FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
+_FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
+
 _PARTIAL_FENCE = re.compile(r"```\w*[ \t]*")
 """Matches a Markdown code fence, perhaps with a part of a language name, at the end of the text sampled so far.
 
 Only the text after the fence shows whether the fence opens or closes a block of code.
 """
 
-_SPACE = re.compile(r"\s*")
+
+@dataclass(frozen=True, slots=True)
+class Delimiters:
+    """The delimiters of a call or an answer in the text of an action: a pair of tags, or a Markdown code fence.
+
+    Attributes:
+        opening, closing: the delimiters, as a policy should write them.
+        open_pattern, close_pattern: the patterns that find the delimiters in a complete text.
+        scan_pattern: finds the closing delimiter in a growing text. Here the end of a line must follow the backticks
+            of a fence, because other text could follow later.
+        stops: the stop strings that can end the call or the answer.
+    """
+
+    opening: str
+    closing: str
+    open_pattern: re.Pattern[str]
+    close_pattern: re.Pattern[str]
+    scan_pattern: re.Pattern[str]
+    stops: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tag: str) -> Delimiters:
+        """Return the delimiters of a tag: ``<search>`` and ``</search>`` for "search", a fence for "```python"."""
+        if tag.startswith(FENCE):
+            names = f"{FENCE}(?:python|py)" if tag == _PYTHON_FENCE else re.escape(tag)
+            opens = re.compile(rf"{names}[ \t]*\n")
+            return cls(f"{tag}\n", f"\n{FENCE}", opens, _FENCE_CLOSE, _FENCE_CLOSE_LINE, _FENCE_STOPS)
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        closes = re.compile(re.escape(closing))
+        return cls(opening, closing, re.compile(re.escape(opening)), closes, closes, (closing,))
+
+    def find(self, text: str, position: int) -> _Element | None:
+        opened = self.open_pattern.search(text, position)
+        if opened is None:
+            return None
+        closed = self.close_pattern.search(text, opened.end())
+        inside = text[opened.end() : closed.start()] if closed else text[opened.end() :]
+        return _Element(opened.start(), inside, closed.end() if closed else None)
 
 
 @dataclass(frozen=True, slots=True)
-class ElementPatterns:
-    """The patterns that find the opening and the closing delimiter of an element.
-
-    An element is an answer, or a call of one tool. A delimiter is a tag such as ``<search>``, or a Markdown code fence.
-
-    Attributes:
-        longest: an upper bound for the length of each delimiter, in characters. If the delimiter is a code fence, the
-            spaces after the fence do not count.
-        is_answer: true if the element is an answer, false if the element is a call.
-
-    Example:
-        ElementPatterns(opening=re.compile("<search>"), closing=re.compile("</search>"), longest=9, is_answer=False)
-    """
-
-    opening: re.Pattern[str]
-    closing: re.Pattern[str]
-    longest: int
-    is_answer: bool
+class _Element:
+    start: int  # the index of the opening delimiter
+    inside: str
+    end: int | None  # the index after the closing delimiter; None without a closing delimiter
 
 
 class _Search:
-    """A search in a growing text: first for the opening delimiter of an element, then for its closing delimiter."""
+    # A search in a growing text: first for the opening delimiter of an element, then for its closing delimiter.
 
-    def __init__(self, patterns: ElementPatterns) -> None:
-        self.patterns, self.start, self.is_closed = patterns, -1, False
-        self._position = 0
+    def __init__(self, delimiters: Delimiters, is_answer: bool) -> None:
+        self.is_answer, self.start, self.is_closed = is_answer, -1, False
+        self._delimiters, self._position = delimiters, 0
 
     def look(self, text: str, begin: int) -> None:
         self._position = max(self._position, begin)
-        if self.start < 0 and (opened := self._find(self.patterns.opening, text)):
+        if self.start < 0 and (opened := self._find(self._delimiters.open_pattern, text)):
             self.start, self._position = opened.start(), opened.end()
-        if self.start >= 0 and not self.is_closed and self._find(self.patterns.closing, text):
+        if self.start >= 0 and not self.is_closed and self._find(self._delimiters.scan_pattern, text):
             self.is_closed = True
 
     def _find(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         found = pattern.search(text, self._position)
         if found is None:
-            fence = text.rfind("```", self._position)
+            # The next search begins here, so that the cost of all searches is linear in the length of the text. Only a
+            # delimiter that has begun at the end of the text can still become complete.
+            fence = text.rfind(FENCE, self._position)
             is_partial = fence >= 0 and _PARTIAL_FENCE.fullmatch(text, fence)
-            keep = max(fence - 1, 0) if is_partial else len(text) - self.patterns.longest
-            self._position = max(self._position, keep)
+            longest = len(self._delimiters.opening) + len(self._delimiters.closing)
+            self._position = max(self._position, max(fence - 1, 0) if is_partial else len(text) - longest)
         return found
 
 
@@ -88,17 +142,17 @@ class TagScan:
     """A callable that gets each new part of an action's text, and returns whether the action is complete.
 
     An action is complete after the closing delimiter of its first call. An action is also complete after the closing
-    delimiter of an answer, if no call begins before the answer. A thought is a text ``<think> .. </think>``. Thoughts
-    at the beginning of the text are skipped.
+    delimiter of an answer, if no call begins before the answer. Thoughts (``<think> .. </think>``) at the beginning of
+    the text are skipped.
 
     Args:
-        elements: the patterns of the calls and the answers.
+        elements: the delimiters of each call and answer, and whether they belong to an answer.
         is_opened: whether the text begins inside a thought.
         thoughts: the maximum number of thoughts that are skipped.
     """
 
-    def __init__(self, elements: Sequence[ElementPatterns], *, is_opened: bool, thoughts: int) -> None:
-        self._searches = [_Search(element) for element in elements]
+    def __init__(self, elements: Sequence[tuple[Delimiters, bool]], *, is_opened: bool, thoughts: int) -> None:
+        self._searches = [_Search(delimiters, is_answer) for delimiters, is_answer in elements]
         self._text, self._begin, self._position = "", 0, 0
         self._is_thinking, self._thoughts = is_opened, thoughts
 
@@ -109,8 +163,8 @@ class TagScan:
         for search in self._searches:
             search.look(self._text, self._begin)
         opened = [search for search in self._searches if search.start >= 0]
-        first = min((s for s in opened if not s.patterns.is_answer), key=lambda s: s.start, default=None)
-        answers = (s for s in opened if s.patterns.is_answer and s.is_closed)
+        first = min((s for s in opened if not s.is_answer), key=lambda s: s.start, default=None)
+        answers = (s for s in opened if s.is_answer and s.is_closed)
         return (first is not None and first.is_closed) or any(
             first is None or answer.start < first.start for answer in answers
         )
@@ -118,7 +172,8 @@ class TagScan:
     def _skip_thoughts(self) -> bool:
         while self._thoughts:
             if not self._is_thinking:
-                self._position = self._end_of_space()
+                rest = self._text[self._position :]
+                self._position += len(rest) - len(rest.lstrip())
                 ahead = self._text[self._position : self._position + len(THINK_OPEN)]
                 if THINK_OPEN.startswith(ahead) and ahead != THINK_OPEN:
                     return False  # the text is too short to show whether a thought begins
@@ -134,10 +189,6 @@ class TagScan:
             self._is_thinking, self._thoughts = False, self._thoughts - 1
         return True
 
-    def _end_of_space(self) -> int:
-        found = _SPACE.match(self._text, self._position)
-        return found.end() if found else self._position
-
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages %}
@@ -148,67 +199,6 @@ PLAIN_TEMPLATE = """\
 
 PLAIN_BREAK = "\n\n"
 """The text that PLAIN_TEMPLATE writes between an action and the next message. It contains no end token."""
-
-_PYTHON_FENCE = f"{FENCE}python"
-_FENCE_STOPS = tuple(FENCE + after for after in "\n \t")
-"""The stop strings that end a code block. Spaces and tabs are allowed between the backticks and the end of the line."""
-
-_FENCE_CLOSE_LINE = re.compile(rf"\n?{FENCE}(?=[ \t]*\n)")
-_FENCE_CLOSE = re.compile(rf"\n?{FENCE}(?=[ \t]*(?:\n|\Z))")
-
-
-@dataclass(frozen=True, slots=True)
-class _Delimiters:
-    """The delimiters of a call or an answer in the text of an action.
-
-    Attributes:
-        opening, closing: the delimiters, as a policy should write them.
-        open_pattern, close_pattern: the patterns that find the delimiters in a text.
-        stops: the stop strings that can end the call or the answer.
-
-    Example:
-        _Delimiters.of("search").opening == "<search>" and _Delimiters.of("```python").opening == "```python\\n"
-    """
-
-    opening: str
-    closing: str
-    open_pattern: re.Pattern[str]
-    close_pattern: re.Pattern[str]
-    stops: tuple[str, ...]
-
-    @classmethod
-    def of(cls, tag: str) -> _Delimiters:
-        if not tag.startswith(FENCE):
-            opening, closing = f"<{tag}>", f"</{tag}>"
-            return cls(opening, closing, re.compile(re.escape(opening)), re.compile(re.escape(closing)), (closing,))
-        names = f"{FENCE}(?:python|py)" if tag == _PYTHON_FENCE else re.escape(tag)
-        return cls(f"{tag}\n", f"\n{FENCE}", re.compile(rf"{names}[ \t]*\n"), _FENCE_CLOSE, _FENCE_STOPS)
-
-    def scan_patterns(self, *, is_answer: bool) -> ElementPatterns:
-        # A closing fence must be alone on its line. ``is_answer`` says whether the delimiters belong to an answer;
-        # otherwise they belong to a call.
-        closing = _FENCE_CLOSE_LINE if self.close_pattern is _FENCE_CLOSE else self.close_pattern
-        return ElementPatterns(self.open_pattern, closing, len(self.opening) + len(self.closing), is_answer)
-
-    def find(self, text: str, position: int) -> _Element | None:
-        opened = self.open_pattern.search(text, position)
-        if opened is None:
-            return None
-        closed = self.close_pattern.search(text, opened.end())
-        inside = text[opened.end() : closed.start()] if closed else text[opened.end() :]
-        return _Element(opened.start(), inside, closed.end() if closed else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """A call or an answer in a text. ``start`` is the index of the opening delimiter.
-
-    ``end`` is the index after the closing delimiter; None without a closing delimiter.
-    """
-
-    start: int
-    inside: str
-    end: int | None
 
 
 class Tags(ToolFormat):
@@ -225,8 +215,8 @@ class Tags(ToolFormat):
 
     def __init__(self, config: TagsConfig | None = None) -> None:
         self._config = config or TagsConfig()
-        self._observation = _Delimiters.of(self._config.observation)
-        self._answer = _Delimiters.of(self._config.answer)
+        self._observation = Delimiters.of(self._config.observation)
+        self._answer = Delimiters.of(self._config.answer)
 
     def check(self, tools: Tools) -> None:
         """Check that the configured tags match the tools.
@@ -251,14 +241,11 @@ class Tags(ToolFormat):
             return ParsedOutput(text, end=answer.end)
         if first is None:
             return ParsedOutput(text)
-        call, tool = first
-        return ParsedOutput(text[: call.start], (self._parse_call(call, tool, len(text)),), call.end)
-
-    def _parse_call(self, call: _Element, tool: ToolSpec, length: int) -> ParsedCall:
-        if call.end is None:
+        element, tool = first
+        if element.end is None:
             error = f"the call is not closed by {self._delimiters(tool).closing.strip()}"
-            return malformed_call(call.inside, length, error, tool.name)
-        return _call_of(tool, call.inside, call.end)
+            return ParsedOutput(text[: element.start], (malformed_call(element.inside, len(text), error, tool.name),))
+        return ParsedOutput(text[: element.start], (_call_of(tool, element.inside, element.end),), element.end)
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         elements = (self._answer, *map(self._delimiters, tools))
@@ -266,11 +253,11 @@ class Tags(ToolFormat):
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
         elements = [(self._answer, True), *((self._delimiters(tool), False) for tool in tools)]
-        patterns = [delimiters.scan_patterns(is_answer=is_answer) for delimiters, is_answer in elements]
-        return TagScan(patterns, is_opened=is_opened, thoughts=thoughts + 1)
+        # one more thought than the template has, because parse skips a thought of its own
+        return TagScan(elements, is_opened=is_opened, thoughts=thoughts + 1)
 
-    def _delimiters(self, tool: ToolSpec) -> _Delimiters:
-        return _Delimiters.of(self._tag(tool))
+    def _delimiters(self, tool: ToolSpec) -> Delimiters:
+        return Delimiters.of(self._tag(tool))
 
     def _tag(self, tool: ToolSpec) -> str:
         return self._config.names.get(tool.name, _PYTHON_FENCE if tool.name == "python" else tool.name)

@@ -1,4 +1,4 @@
-"""The base class of tool-call formats, the classes of parsed calls, and functions that several formats use."""
+"""The base classes of tool-call formats, the classes of parsed calls, and the rules that formats share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -29,9 +29,6 @@ class ParsedCall:
         raw: the text of the call, as the policy wrote it.
         end: the index of the first character after the call.
         error: the reason why the call could not be read, or None.
-
-    Example:
-        ParsedCall(name="add", arguments={"a": 1}, raw='{"name": "add", "arguments": {"a": 1}}', end=61)
     """
 
     name: str
@@ -49,9 +46,6 @@ class ParsedOutput:
         content: the text without the calls.
         calls: the calls, in their order in the text.
         end: the index of the first character after the action; None if nothing in the text ends the action.
-
-    Example:
-        ParsedOutput(content="I look.", calls=(search_call,), end=None)
     """
 
     content: str
@@ -85,10 +79,17 @@ class ToolFormat(ABC):
 
     def check_writable(self, messages: Iterable[Message]) -> None:
         """Raise UnsupportedChat if an argument of a call contains one of the format's ``delimiters``."""
-        for call in (call for message in messages for call in message.calls if self.delimiters and call.arguments):
-            if found := find_delimiter(call.arguments or {}, self.delimiters):
+        for call in (call for message in messages for call in message.calls):
+            if found := self.find_delimiter(call.arguments or {}):
                 problem = f"a call of {call.name!r} cannot be written as {self.name}: an argument holds {found}"
                 raise UnsupportedChat(f"{problem}, which ends it; take it out, or give another --tool_format")
+
+    def find_delimiter(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the first of the format's ``delimiters`` that occurs in a value of the arguments, or None."""
+        if not self.delimiters:
+            return None
+        text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
+        return next((delimiter for delimiter in self.delimiters if delimiter in text), None)
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         """Return the stop strings: texts after which an action can be complete without an end token."""
@@ -114,14 +115,61 @@ class ToolFormat(ABC):
         The dictionaries before an action must not depend on the action or on later messages. The dictionaries after an
         action must not depend on the messages before the action.
         """
-        return [to_openai(message) for message in messages]
+        return [self.write_message(message) for message in messages]
+
+    def write_message(self, message: Message) -> dict[str, Any]:
+        """Return one message as the dictionary that chat templates of this format expect."""
+        return to_openai(message)
 
     def tool_instructions(self, tools: Tools) -> str | None:
-        """Return a system message that describes the tools, or None.
-
-        The message is used only if the chat template does not describe the tools.
-        """
+        """Return a system message for chat templates that do not describe the tools, or None."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class CallBlock:
+    """The text between the two delimiters of a :class:`BlockFormat`.
+
+    Attributes:
+        end: the index of the first character after the closing delimiter, in the whole text.
+    """
+
+    text: str
+    end: int
+
+
+class BlockFormat(ToolFormat):
+    """A format whose calls stand between two delimiters that cannot occur inside.
+
+    If the closing delimiter is missing, the block ends at the next opening delimiter, or at the end of the text.
+    """
+
+    opening: ClassVar[str]
+    closing: ClassVar[str]
+
+    @abstractmethod
+    def parse_block(self, block: CallBlock, tools: Tools) -> Iterable[ParsedCall]:
+        """Return the calls between two delimiters."""
+
+    def parse(self, text: str, tools: Tools) -> ParsedOutput:
+        calls: list[ParsedCall] = []
+        content, *parts = text.split(self.opening)
+        start = len(content)
+        for part in parts:
+            inside, closing, _ = part.partition(self.closing)
+            end = start + len(self.opening + inside + closing)
+            if closing:
+                calls += self.parse_block(CallBlock(inside, end), tools)
+            else:
+                calls.append(malformed_call(inside, end, f"the call is not closed by {self.closing}"))
+            start += len(self.opening + part)
+        return ParsedOutput(text_before(text, self.opening), tuple(map(self._require_writable, calls)))
+
+    def _require_writable(self, call: ParsedCall) -> ParsedCall:
+        # The policy sees a malformed call as an error. Without this check, the next render would fail the episode.
+        if found := self.find_delimiter(call.arguments or {}):
+            return malformed_call(call.raw, call.end, f"an argument holds {found}, which ends it", call.name)
+        return call
 
 
 def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
@@ -141,54 +189,8 @@ def split_reasoning(text: str, opened: bool = False) -> tuple[str | None, str]:
     return reasoning.strip("\n"), rest.lstrip("\n")
 
 
-def find_delimiter(arguments: Mapping[str, Any], delimiters: Iterable[str]) -> str | None:
-    """Return the first of ``delimiters`` that occurs in a value of the arguments, or None."""
-    text = json.dumps(dict(arguments), ensure_ascii=False, default=str)
-    return next((delimiter for delimiter in delimiters if delimiter in text), None)
-
-
-@dataclass(frozen=True, slots=True)
-class CallBlock:
-    """The text between the opening and the closing delimiter of a call.
-
-    Attributes:
-        is_closed: whether the closing delimiter was found.
-        end: the index of the first character after the block and its closing delimiter. The index counts from the
-            start of the whole text.
-
-    Example:
-        CallBlock('{"name": "add"', is_closed=False, end=25)
-    """
-
-    text: str
-    is_closed: bool
-    end: int
-
-
-def split_blocks(text: str, opening: str, closing: str) -> list[CallBlock]:
-    """Return a block for each opening delimiter, with the text up to the closing delimiter.
-
-    If a closing delimiter is missing, the block ends at the next opening delimiter, or at the end of the text.
-
-    Example:
-        >>> [block.end for block in split_blocks("<a>{}</a> and <a>{", "<a>", "</a>")]
-        [9, 18]
-    """
-    content, *pieces = text.split(opening)
-    found = []
-    start = len(content)
-    for piece in pieces:
-        inside, mark, _ = piece.partition(closing)
-        found.append(CallBlock(inside, bool(mark), start + len(opening + inside + mark)))
-        start += len(opening + piece)
-    return found
-
-
 def text_before(text: str, opening: str) -> str:
-    """Return the text before the first ``opening``, without a line break at its end.
-
-    If ``opening`` does not occur, return the whole text.
-    """
+    """Return the text before the first ``opening``, without a line break at its end; all text if there is none."""
     content, mark, _ = text.partition(opening)
     return content.removesuffix("\n") if mark else content
 
@@ -229,14 +231,9 @@ def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall
 
 
 def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Convert ``data``, the JSON value of a call, to a ParsedCall with the attributes ``raw`` and ``end``.
+    """Return the call that a JSON value describes: an object with a ``name``, and an object in the field ``key``.
 
-    ``data`` must be a JSON object with two fields. The field "name" is the name of the tool, a text that is not empty.
-    The field whose name is given by ``key`` holds the arguments, a JSON object. Any other ``data`` becomes a malformed
-    call.
-
-    Example:
-        call_from_json({"name": "add", "arguments": {"a": 1}}, raw, end).arguments == {"a": 1}
+    Any other value gives a malformed call.
     """
     if not isinstance(data, dict):
         return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
@@ -259,45 +256,3 @@ def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     except ValueError as error:
         return malformed_call(raw, end, f"the arguments are not valid JSON: {error}", name)
     return call_from_json({"name": name, "arguments": arguments}, raw, end)
-
-
-_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None, "none": None}
-"""The value of each word of JSON or Python. Words are looked up in lower case: the word None is found as "none"."""
-
-
-def argument_schema(tools: Tools, tool: str, argument: str) -> Mapping[str, Any]:
-    """Return the JSON schema of an argument of a tool, such as {"type": "integer"}; {} if there is no such argument."""
-    parameters = next((spec.parameters for spec in tools if spec.name == tool), {})
-    return parameters.get("properties", {}).get(argument, {})
-
-
-def convert_value(text: str, schema: Mapping[str, Any]) -> object:
-    """Convert the text of an argument to the type that the schema of the argument declares.
-
-    If the schema declares the type string, return the text. If the schema declares the types string and null, the texts
-    "null" and "none" become None. With any other schema, return the JSON value of the text, or the text itself if the
-    text is not JSON.
-
-    Example:
-        >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})
-        (7, '7', 7)
-    """
-    types = set(_schema_types(schema))
-    word = text.strip().lower()
-    if "string" in types:
-        return None if "null" in types and word in ("null", "none") else text
-    if word in _WORDS:
-        return _WORDS[word]
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
-
-
-def _schema_types(schema: Mapping[str, Any]) -> Iterator[str]:
-    declared = schema.get("type", ())
-    yield from (declared,) if isinstance(declared, str) else declared
-    if any(isinstance(value, str) for value in schema.get("enum", ())):
-        yield "string"
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _schema_types(choice)
