@@ -57,18 +57,16 @@ if TYPE_CHECKING:
         Turn as Turn,
         Unscored as Unscored,
     )
-    from agent_r1.envs.adapters.games import episode_return as episode_return
-    from agent_r1.envs.adapters.gymnasium import Gymnasium as Gymnasium
-    from agent_r1.envs.adapters.openenv import OpenEnv as OpenEnv
-    from agent_r1.envs.adapters.reasoning_gym import (
+    from agent_r1.envs.games import Gymnasium as Gymnasium, TextArena as TextArena, episode_return as episode_return
+    from agent_r1.envs.multi_agent import Game as Game, Player as Player, PlayerDropped as PlayerDropped
+    from agent_r1.envs.openenv import OpenEnv as OpenEnv
+    from agent_r1.envs.reasoning_gym import (
         reasoning_gym_score as reasoning_gym_score,
         reasoning_gym_tasks as reasoning_gym_tasks,
     )
-    from agent_r1.envs.adapters.textarena import TextArena as TextArena
-    from agent_r1.envs.multi_agent import Game as Game, Player as Player, PlayerDropped as PlayerDropped
     from agent_r1.envs.tool_env import NaiveRag as NaiveRag, ToolEnv as ToolEnv
     from agent_r1.envs.user_env import ModelUser as ModelUser, Reply as Reply, User as User, UserEnv as UserEnv
-    from agent_r1.rewards.answers import (
+    from agent_r1.rewards.scoring import (
         exact_match as exact_match,
         f1 as f1,
         final_answer as final_answer,
@@ -82,10 +80,9 @@ if TYPE_CHECKING:
     from agent_r1.store.attempt_list import AttemptFilter as AttemptFilter
     from agent_r1.store.folder import run_folder as run_folder
     from agent_r1.store.reader import RunReader as RunReader
-    from agent_r1.tools.function_tool import Tool as Tool, tool as tool
+    from agent_r1.tools.function_tool import Opener as Opener, Resources as Resources, Tool as Tool, tool as tool
     from agent_r1.tools.mcp import mcp_tools as mcp_tools
     from agent_r1.tools.python_tool import python_tool as python_tool
-    from agent_r1.tools.resources import Opener as Opener, Resources as Resources
     from agent_r1.training.api import Trainer as Trainer, train as train
 
 _MODULES = {
@@ -99,24 +96,21 @@ _MODULES = {
     "core.task": "Task",
     "core.taskset": "ReferenceSolution ReferenceSolutions TaskSet script tool_call",
     "core.trajectory": "AttemptId Group Scorer Status Trajectory Turn Unscored",
-    "envs.adapters.games": "episode_return",
-    "envs.adapters.gymnasium": "Gymnasium",
-    "envs.adapters.openenv": "OpenEnv",
-    "envs.adapters.reasoning_gym": "reasoning_gym_score reasoning_gym_tasks",
-    "envs.adapters.textarena": "TextArena",
+    "envs.games": "Gymnasium TextArena episode_return",
     "envs.multi_agent": "Game Player PlayerDropped",
+    "envs.openenv": "OpenEnv",
+    "envs.reasoning_gym": "reasoning_gym_score reasoning_gym_tasks",
     "envs.tool_env": "NaiveRag ToolEnv",
     "envs.user_env": "ModelUser Reply User UserEnv",
-    "rewards.answers": "exact_match f1 final_answer final_text gated_exact_match gold_answers sub_match",
+    "rewards.scoring": "exact_match f1 final_answer final_text gated_exact_match gold_answers sub_match",
     "sandbox.config": "Limits SandboxConfig",
     "sandbox.sandbox": "Sandbox",
     "store.attempt_list": "AttemptFilter",
     "store.folder": "run_folder",
     "store.reader": "RunReader",
-    "tools.function_tool": "Tool tool",
+    "tools.function_tool": "Opener Resources Tool tool",
     "tools.mcp": "mcp_tools",
     "tools.python_tool": "python_tool",
-    "tools.resources": "Opener Resources",
     "training.api": "Trainer train",
 }
 """The public names of each module."""

@@ -30,7 +30,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rewards.answers import final_answer
+from agent_r1.rewards.scoring import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.tasksets import build
 from agent_r1.training.build import rollout_limits

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from agent_r1.envs.adapters.games import Observation
+from agent_r1.envs.games import Observation
 
 
 class Hostile:

@@ -20,7 +20,7 @@ from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput, suggest
-from agent_r1.core.settings import flatten
+from agent_r1.core.redaction import flatten
 
 NONE = "none"
 """The value by which a user leaves out an optional component or number."""

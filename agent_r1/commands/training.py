@@ -32,7 +32,7 @@ from agent_r1.commands.command import (
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
 from agent_r1.config import Layer, resolve, restrict
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
-from agent_r1.core.settings import flat_settings
+from agent_r1.core.redaction import flat_settings
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.reward_models.config import RewardModelConfig

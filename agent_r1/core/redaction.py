@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 REDACTED = "***"
@@ -102,3 +102,28 @@ def redact_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {redact_values(key): redact_values(item) for key, item in value.items()}
     return [redact_values(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+FIRST_SETTINGS = ("taskset", "model", "algorithm.name", "steps", "seed")
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of each setting in nested tables. ``prefix`` is put in front of each key."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
+    """Return nested settings by dotted key, for display.
+
+    The most important settings come first, credentials are removed, and a list becomes one text.
+    """
+    flat = {
+        key: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        for key, value in flatten(redact_values(config))
+    }
+    first = {name: flat[name] for name in FIRST_SETTINGS if name in flat}
+    return {**first, **flat}

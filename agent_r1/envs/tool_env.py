@@ -16,8 +16,7 @@ from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
 from agent_r1.sandbox.sandbox import Sandbox, validate_sandbox
 from agent_r1.tools.execution import DEFAULT_TIMEOUT
-from agent_r1.tools.function_tool import Tool, describe_parameters, tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, Tool, describe_parameters, tool
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]

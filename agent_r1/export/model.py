@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.settings import flat_settings
+from agent_r1.core.redaction import flat_settings
 from agent_r1.store.manifest import (
     MANIFEST,
     MODEL,

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -19,7 +20,6 @@ from weakref import WeakSet
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox.config import Limits, SandboxConfig
-from agent_r1.sandbox.grader import grade
 from agent_r1.sandbox.isolation import ALL_LAYERS, Confinement, IsolationLayer, pyseccomp
 from agent_r1.sandbox.process import (
     ExecutionResult,
@@ -31,6 +31,42 @@ from agent_r1.sandbox.process import (
     slot,
     start_process,
 )
+
+_WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
+
+
+async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
+    """Run the tests and the candidate's code in two processes, and return the verdict.
+
+    The limits in ``confinement`` apply to each process. For the other arguments, see :meth:`Sandbox.grade`.
+    """
+    nonce = secrets.token_hex(16)
+    tests_end, candidate_end = socket.socketpair()
+    with tests_end, candidate_end:
+        serve = f"{_WORKER}\nserve({candidate_end.fileno()}, {candidate!r})"
+        run_tests = f"{_WORKER}\nrun_tests({tests_end.fileno()}, {setup!r}, {tests!r}, {tuple(calls)!r}, {nonce!r})"
+        serving = asyncio.create_task(run_program(confinement, serve, connection=candidate_end))
+        try:
+            result = await run_program(confinement, run_tests, connection=tests_end)
+            if result.ok and result.stderr.data.endswith(nonce.encode()):
+                return Verdict(True)
+            _, separator, reason = result.stderr.text.rpartition(f"{nonce} ")
+            if separator:
+                return Verdict(None, reason)
+            return _failed_verdict(result, await serving)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
+    # ``passed`` is None if a process could not start, otherwise False.
+    for result in (candidate, tests):
+        if result.status is ExecutionStatus.NOT_STARTED:
+            return Verdict(None, result.error)
+    failed = tests if candidate.ok else candidate
+    reason = failed.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
+    return Verdict(False, reason[0])
 
 
 class Interpreter:

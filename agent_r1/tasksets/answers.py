@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
-from agent_r1.rewards.answers import gold_answers
+from agent_r1.rewards.scoring import gold_answers
 
 
 def answer(text: str) -> Message:

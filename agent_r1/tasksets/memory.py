@@ -19,8 +19,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script
 from agent_r1.envs.user_env import Reply, UserEnv
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS

@@ -24,8 +24,7 @@ from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.envs.user_env import Reply, User, UserEnv
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.generated import refuse_files
-from agent_r1.tools.function_tool import tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, tool
 
 SPLITS: Mapping[str, int] = {"train": 1000, "test": 200}
 ORDERS = 6
@@ -104,7 +103,7 @@ class OrderDatabase:
 
 
 class OpenOrderDatabase:
-    """An :class:`~agent_r1.tools.resources.Opener` that makes a database with the task's orders for each episode."""
+    """An ``Opener`` that makes a database with the task's orders for each episode."""
 
     async def open(self, task: Task, context: RolloutContext) -> OrderDatabase:
         return OrderDatabase(dict(task.data["orders"]))

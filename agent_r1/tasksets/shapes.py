@@ -22,8 +22,7 @@ from agent_r1.core.messages import Image, Message, Text
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tasksets.answers import answer
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tools.function_tool import tool

@@ -30,15 +30,13 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.tinywiki import questions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.search import NOTHING
 from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
-from agent_r1.tools.function_tool import tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, tool
 
 MAX_TURNS = 20
 """The maximum number of actions in an episode.
@@ -103,7 +101,7 @@ class PageCounts:
 
 
 class OpenPageCounts:
-    """An :class:`~agent_r1.tools.resources.Opener` that gives each episode its own :class:`PageCounts`."""
+    """An :class:`~agent_r1.tools.function_tool.Opener` that gives each episode its own :class:`PageCounts`."""
 
     async def open(self, task: Task, context: RolloutContext) -> PageCounts:
         return PageCounts()

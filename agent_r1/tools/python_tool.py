@@ -10,8 +10,7 @@ from agent_r1.core.task import Task
 from agent_r1.sandbox.config import SandboxConfig
 from agent_r1.sandbox.process import ExecutionResult, ExecutionStatus, Output
 from agent_r1.sandbox.sandbox import Interpreter, Sandbox
-from agent_r1.tools.function_tool import Tool, tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 _RESTARTED = "[The interpreter was restarted: variables and imports of earlier calls are gone.]\n"

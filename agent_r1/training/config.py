@@ -34,7 +34,7 @@ from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.hub import is_hub
 from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.workers.config import EnvironmentConfig
+from agent_r1.workers.protocol import EnvironmentConfig
 
 GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 1.0}
 

@@ -21,7 +21,7 @@ from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.guidance import ValueGuidedEngine
-from agent_r1.rewards.answers import final_answer
+from agent_r1.rewards.scoring import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_agent import NullRecorder, no_gate

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory, can_be_summed
-from agent_r1.rewards.answers import normalize
+from agent_r1.rewards.scoring import normalize
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 REWARD_MEAN = "reward/"

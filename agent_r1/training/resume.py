@@ -8,13 +8,13 @@ from pathlib import Path
 
 from agent_r1.config import Layer, resolve, restrict, settings_of
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.settings import flatten
+from agent_r1.core.redaction import flatten
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets import TASKSETS
 from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig, TrainSettings
-from agent_r1.workers.config import EnvironmentConfig
+from agent_r1.workers.protocol import EnvironmentConfig
 
 CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),

@@ -18,7 +18,7 @@ from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import NO_PROFILER, StepProfiler
-from agent_r1.core.settings import flat_settings
+from agent_r1.core.redaction import flat_settings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.torch_engine import TorchEngine

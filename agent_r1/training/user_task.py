@@ -18,8 +18,7 @@ from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.user_env import UserEnv
-from agent_r1.rewards.answers import ANSWER_REWARDS, gold_answers
-from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
+from agent_r1.rewards.scoring import ANSWER_REWARDS, FunctionScorer, RewardFunction, functions_by_name, gold_answers
 from agent_r1.sandbox.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.store.folder import is_run, run_folder
 from agent_r1.tasksets import TASKSETS

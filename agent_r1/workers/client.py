@@ -17,9 +17,10 @@ from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.rollout.user_code import format_error
 from agent_r1.store.rows import decode_messages, encode_messages
-from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
 from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
+    TOKEN_VARIABLE,
+    EnvironmentConfig,
     ModelAnswer,
     ModelQuery,
     Opened,

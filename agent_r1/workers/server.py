@@ -35,10 +35,10 @@ from agent_r1.rollout.user_code import format_error, isolate, validate_messages,
 from agent_r1.store.rows import decode_messages, encode_messages
 from agent_r1.tools.execution import run_detached
 from agent_r1.web import HttpServer, RefusedBody, read_body
-from agent_r1.workers.config import TOKEN_VARIABLE
 from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
     MAX_BODY,
+    TOKEN_VARIABLE,
     Closed,
     ErrorResponse,
     ModelAnswer,

@@ -10,7 +10,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.rewards.answers import exact_match, f1, final_answer, gated_exact_match, sub_match
+from agent_r1.rewards.scoring import exact_match, f1, final_answer, gated_exact_match, sub_match
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 FINE = ToolResult((Text("page"),), ok=True)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from agent_r1.rewards.answers import exact_match_score, extract_answer, f1_score, normalize, sub_match_score
+from agent_r1.rewards.scoring import exact_match_score, extract_answer, f1_score, normalize, sub_match_score
 
 words = st.sampled_from(
     ["a", "an", "the", "yes", "no", "noanswer", "alba", "Bruno", "rules", "The", "king's", "-", "3.5"]

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.retriever import Passage
-from agent_r1.rewards.answers import exact_match_score, f1_score
+from agent_r1.rewards.scoring import exact_match_score, f1_score
 from agent_r1.tasksets.multihop.questions import Question, read_questions
 
 MUSIQUE: dict[str, Any] = {

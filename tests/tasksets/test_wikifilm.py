@@ -22,7 +22,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.retrieval.retriever import BM25Index, Passage
-from agent_r1.rewards.answers import exact_match_score
+from agent_r1.rewards.scoring import exact_match_score
 from agent_r1.tasksets import build
 from agent_r1.tasksets.wikifilm.dates import Date
 from agent_r1.tasksets.wikifilm.examples import EXAMPLES

@@ -14,8 +14,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.tools.function_tool import Tool, tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 Says = Callable[..., Action]

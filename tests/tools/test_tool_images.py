@@ -13,8 +13,7 @@ from agent_r1.core.messages import Image, Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.tools import function_tool
-from agent_r1.tools.function_tool import tool
-from agent_r1.tools.resources import Resources
+from agent_r1.tools.function_tool import Resources, tool
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 

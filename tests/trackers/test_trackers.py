@@ -13,7 +13,7 @@ from extras import requires
 
 from agent_r1 import InvalidInput, Message, trackers as registry
 from agent_r1.core.events import AttemptFinished, Event, LogEvent, StepMetrics, StepTimings
-from agent_r1.core.settings import flat_settings
+from agent_r1.core.redaction import flat_settings
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.trackers import AttemptSample, TensorBoardTracker, TrackedRun, TrackingRecorder, require_trackers
 

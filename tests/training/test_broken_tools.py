@@ -31,10 +31,9 @@ from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import found_page, search
 from agent_r1.tools import function_tool as tools
-from agent_r1.tools.function_tool import tool
+from agent_r1.tools.function_tool import Resources, tool
 from agent_r1.tools.mcp import mcp_tools
 from agent_r1.tools.python_tool import python_tool
-from agent_r1.tools.resources import Resources
 from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress

@@ -12,8 +12,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, Responder, TaskSet, script, tool_call
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
 from agent_r1.training.check import CheckReport, check
 from agent_r1.training.config import CheckConfig

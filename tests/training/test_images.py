@@ -21,8 +21,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.model.forward import hidden_states
 from agent_r1.model.vision import PassImages
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build

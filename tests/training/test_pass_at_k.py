@@ -20,8 +20,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted_engine import ScriptedEngine

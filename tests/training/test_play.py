@@ -24,8 +24,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.rewards.answers import exact_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
 from agent_r1.training.config import PlayConfig
 from agent_r1.training.play import PlayResult, format_signature, parse_line, play

@@ -21,7 +21,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import Status
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.rewards.answers import f1
+from agent_r1.rewards.scoring import f1
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build

@@ -19,7 +19,7 @@ from agent_r1.core.messages import Action, Image, Message, Text, ToolResult, Too
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.workers.client import RemoteEnv, RemoteEnvironmentError, WorkerError, WorkerPool, check_workers
-from agent_r1.workers.config import TOKEN_VARIABLE, EnvironmentConfig
+from agent_r1.workers.protocol import TOKEN_VARIABLE, EnvironmentConfig
 from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
 
 PIXEL = Image.from_data_url(

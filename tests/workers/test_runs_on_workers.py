@@ -32,7 +32,7 @@ from agent_r1.training.environments import describe_environments, environments_o
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from agent_r1.workers.client import check_workers
-from agent_r1.workers.config import EnvironmentConfig
+from agent_r1.workers.protocol import EnvironmentConfig
 from agent_r1.workers.server import EnvironmentWorker
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Trajectory, Turn
-from agent_r1.rewards.answers import calls_are_valid, final_text
+from agent_r1.rewards.scoring import calls_are_valid, final_text
 from agent_r1.sandbox.process import Verdict
 from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code.exam import Exam

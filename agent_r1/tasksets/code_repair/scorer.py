@@ -11,7 +11,7 @@ from typing import Any
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Rewards, Trajectory
-from agent_r1.rewards.answers import final_answer
+from agent_r1.rewards.scoring import final_answer
 from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.code_repair.bugs import Bug
 from agent_r1.tasksets.code_repair.edits import apply_edit

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from agent_r1.core.task import Task
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Rewards, Trajectory
-from agent_r1.envs.adapters.processes import WorkerPool
-from agent_r1.rewards.answers import calls_are_valid, final_text
+from agent_r1.envs.processes import WorkerPool
+from agent_r1.rewards.scoring import calls_are_valid, final_text
 from agent_r1.tasksets.math.answers import stated_answer
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 

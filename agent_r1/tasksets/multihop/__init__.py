@@ -15,8 +15,7 @@ from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.open import build_index, open_retriever
 from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever, unique
 from agent_r1.retrieval.tool import search_tool
-from agent_r1.rewards.answers import exact_match, exact_match_score, f1, gated_exact_match, sub_match
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1, gated_exact_match, sub_match
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.multihop.mixture import read_mixture
 from agent_r1.tasksets.multihop.questions import Question, read_questions

@@ -12,8 +12,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
-from agent_r1.rewards.answers import exact_match, f1
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.generated import refuse_files
 from agent_r1.tasksets.people.examples import EXAMPLES, INSTRUCTION, READING, READING_EXAMPLES

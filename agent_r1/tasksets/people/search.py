@@ -10,7 +10,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.retrieval.tool import render
-from agent_r1.rewards.answers import final_answer
+from agent_r1.rewards.scoring import final_answer
 from agent_r1.tasksets.pages import share_of_pages
 from agent_r1.tasksets.people.questions import world_of
 from agent_r1.tasksets.people.world import WorldKey, open_world

@@ -12,8 +12,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
-from agent_r1.rewards.answers import exact_match, f1
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.questions import tasks

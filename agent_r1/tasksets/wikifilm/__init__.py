@@ -15,8 +15,7 @@ from agent_r1.envs.tool_env import NaiveRag, ToolEnv
 from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.open import build_index, open_retriever
 from agent_r1.retrieval.tool import search_tool, search_tool_with_question
-from agent_r1.rewards.answers import exact_match, exact_match_score, f1, final_answer
-from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1, final_answer
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.multihop import recall_function
 from agent_r1.tasksets.multihop.questions import Question

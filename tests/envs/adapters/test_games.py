@@ -20,9 +20,9 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Status
-from agent_r1.envs.adapters import games
-from agent_r1.envs.adapters.games import MAX_TEXT, GameEnv, add_observation, episode_return
-from agent_r1.envs.adapters.processes import start_process
+from agent_r1.envs import games
+from agent_r1.envs.games import MAX_TEXT, GameEnv, add_observation, episode_return
+from agent_r1.envs.processes import start_process
 from agent_r1.rewards.scoring import FunctionScorer
 
 TASK = Task("t", (Message.system("Play."),), {"seed": 7})
@@ -119,7 +119,7 @@ def test_a_cancelled_episode_leaves_no_process(play_episode, has_ended) -> None:
 def test_no_process_outlives_the_trainer(has_ended) -> None:
     program = dedent("""
         import asyncio, time
-        from agent_r1.envs.adapters.processes import start_process
+        from agent_r1.envs.processes import start_process
         async def main():
             process = await start_process("json", "hostile_games:Hostile", {}, 20.0)
             print((await process.call("step", "pid", timeout=600)).value["text"], flush=True)

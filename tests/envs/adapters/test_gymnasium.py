@@ -10,7 +10,7 @@ from extras import requires
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.envs.adapters.gymnasium import Gymnasium
+from agent_r1.envs.games import Gymnasium
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 pytestmark = requires("gymnasium", "gymnasium")

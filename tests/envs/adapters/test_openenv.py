@@ -14,7 +14,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
-from agent_r1.envs.adapters.openenv import OpenEnv
+from agent_r1.envs.openenv import OpenEnv
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 if importlib.util.find_spec("openenv") is None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from agent_r1.envs.adapters.processes import WorkerPool
+from agent_r1.envs.processes import WorkerPool
 from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue
 
 T = TypeVar("T")

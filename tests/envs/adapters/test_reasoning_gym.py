@@ -13,9 +13,9 @@ from extras import requires
 from agent_r1 import Task, ToolEnv, Trajectory
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.trajectory import Unscored
-from agent_r1.envs.adapters import reasoning_gym
-from agent_r1.envs.adapters.processes import WorkerPool
-from agent_r1.envs.adapters.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
+from agent_r1.envs import reasoning_gym
+from agent_r1.envs.processes import WorkerPool
+from agent_r1.envs.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.training.user_task import make_taskset
 

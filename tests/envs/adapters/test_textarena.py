@@ -10,7 +10,7 @@ from extras import requires
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.task import Task
-from agent_r1.envs.adapters.textarena import TextArena, random_move
+from agent_r1.envs.games import TextArena, random_move
 
 pytestmark = requires("textarena", "textarena")
 

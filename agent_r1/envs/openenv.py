@@ -14,7 +14,7 @@ from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import AgentR1Error, InvalidInput, import_extra
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
-from agent_r1.envs.adapters.games import Observation, add_observation, seeded_tasks, to_transition
+from agent_r1.envs.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0
 """The time limit for ending a session, in seconds."""

@@ -3,7 +3,7 @@
 If an object hangs, crashes or changes global state, only its worker process is harmed, and not the program that started
 the worker process. A worker process is not a sandbox: it has all rights of the program.
 
-The package of an object is imported only once, in a server process (:mod:`agent_r1.envs.adapters.fork_server`). The
+The package of an object is imported only once, in a server process (:mod:`agent_r1.envs.fork_server`). The
 server process then forks the worker processes.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.envs.adapters.fork_server import LENGTH
+from agent_r1.envs.fork_server import LENGTH
 from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
 
 START_SECONDS = 60.0
@@ -149,7 +149,7 @@ class _ForkServer:
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
         self._control, child_end = socket.socketpair()
-        command = [sys.executable, "-m", "agent_r1.envs.adapters.fork_server", str(child_end.fileno()), package]
+        command = [sys.executable, "-m", "agent_r1.envs.fork_server", str(child_end.fileno()), package]
         # With a fixed hash seed, the order of a set is the same in every run.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""A process that forks worker processes: the server side of :mod:`agent_r1.envs.adapters.processes`.
+"""A process that forks worker processes: the server side of :mod:`agent_r1.envs.processes`.
 
-    python -m agent_r1.envs.adapters.fork_server FD MODULE
+    python -m agent_r1.envs.fork_server FD MODULE
 
 This command imports MODULE once and then executes the requests that arrive on the control socket FD:
 

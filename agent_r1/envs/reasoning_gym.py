@@ -14,8 +14,8 @@ from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs.adapters.processes import WorkerPool, unwrap
-from agent_r1.rewards.answers import final_answer
+from agent_r1.envs.processes import WorkerPool, unwrap
+from agent_r1.rewards.scoring import final_answer
 
 SCORE_SECONDS = 10.0
 
