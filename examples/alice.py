@@ -1,4 +1,4 @@
-"""The Alice-in-Wonderland problem of reasoning-gym. docs/adapters.md describes what an agent learns here.
+"""The Alice-in-Wonderland problem of reasoning-gym. docs/results.md says what an agent learns here.
 
 "Alice has 2 brothers and she also has 4 sisters. How many sisters does Alice's brother have?" Five, because Alice is a
 sister too. There are three wordings, each a third of the questions, and 64 pairs of numbers, 12 of which occur in the

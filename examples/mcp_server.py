@@ -1,4 +1,4 @@
-"""An MCP server with one tool, over standard input and output, for docs/adapters.md."""
+"""An MCP server with one tool, over standard input and output, for docs/tools.md."""
 
 from mcp.server.mcpserver import MCPServer
 

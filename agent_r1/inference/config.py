@@ -156,7 +156,7 @@ class DecodeConfig(BaseModel):
     method: DecodeMethod = "plain"
     """Method of sampling actions: ``plain`` (the policy alone), ``token`` (reweights the most likely tokens), ``step``
     (chooses among whole actions), ``smc`` (resamples unfinished actions) or ``beam`` (keeps the best conversations).
-    See docs/value_guided_decoding.md."""
+    See docs/models.md."""
 
     critic: str = ""
     """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm

@@ -16,7 +16,7 @@ class ContextPolicyConfig(BaseModel):
 
     name: ContextPolicyName = "append"
     """The context policy: "append" (the policy sees the whole episode), "window", "truncate", "summary" or "evidence";
-    see docs/contexts.md."""
+    see docs/models.md."""
 
     keep_turns: int = Field(default=2, ge=1)
     """With "window", "truncate" and "evidence": number of latest turns that the policy sees unchanged, if there is

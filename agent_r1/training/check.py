@@ -188,7 +188,7 @@ def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
 
 def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
     if taskset.solutions is None:
-        do = "add some (in a FILE.py: a function solutions(task) -> ReferenceSolutions), see docs/tasksets.md"
+        do = "add some (in a FILE.py: a function solutions(task) -> ReferenceSolutions), see docs/environments.md"
         raise InvalidInput(f"solutions of {taskset.name}", got="none", do=do)
     try:
         given = _validate(taskset.solutions(task))
