@@ -14,7 +14,7 @@ import torch
 from rich.table import Table
 from transformers import LlamaForCausalLM
 
-from agent_r1.core.profile import Part, StepProfile
+from agent_r1.core.profile import CPU_SECONDS
 from agent_r1.model.onednn import PLAIN_LINEAR
 
 
@@ -61,14 +61,13 @@ class Rates:
     reading: float
 
 
-def rates_of(model: LlamaForCausalLM, work: StepWork, profile: StepProfile) -> Rates:
+def rates_of(model: LlamaForCausalLM, work: StepWork, profile: Mapping[str, float]) -> Rates:
     """Return what a step computes and reads per CPU second. ``profile`` says where the time of the step went."""
     weights, head = model.num_parameters(), model.get_output_embeddings().weight.numel()  # tied: the head counts once
     attention = model.model.layers[0].self_attn
     cache = len(model.model.layers) * (attention.k_proj.out_features + attention.v_proj.out_features)  # per token
     learning, decoding = (
-        sum(profile.parts[part].cpu_seconds for part in parts)
-        for parts in ((Part.FORWARD, Part.BACKWARD), (Part.GENERATION,))
+        sum(profile[CPU_SECONDS + part] for part in parts) for parts in (("forward", "backward"), ("generation",))
     )
     return Rates(
         6e-9 * ((weights - head) * work.model_tokens + head * work.actions) / learning,

@@ -37,7 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agent_r1
 from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.core.profile import Part, mean_profile, read_profiles
+from agent_r1.core.profile import SECONDS, mean_profile
 from agent_r1.core.task import Task
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CacheSlot
@@ -229,18 +229,17 @@ def step_figures(folder: Path, name: str, precision: Precision, device: str, lim
             evaluate_n=1, checkpoint_every=0, profile=4,
         )  # fmt: skip
     with contextlib.closing(RunReader(run)) as reader:
-        profiles = read_profiles({metric: reader.curve(metric) for metric in reader.metric_names()})
+        mean = mean_profile({metric: reader.curve(metric) for metric in reader.metric_names()}, first_step=2)
         tokens = statistics.mean(reader.curve("model_tokens").values())
         gap = max(reader.curve("logprob_gap").values())
-    mean = mean_profile(profiles[1:])
-    learning = sum(mean.parts[part].seconds for part in (Part.FORWARD, Part.BACKWARD))
+    learning = sum(mean[SECONDS + part] for part in ("forward", "backward"))
     shape = SHAPES[name]
     head_size = shape.width // shape.heads
     layer = shape.width * (2 * shape.width + 2 * shape.kv_heads * head_size + 3 * shape.inner)
     used = 6 * (shape.layers * layer * tokens) / learning / limits.products[precision]
     peak = f"{torch.cuda.max_memory_allocated() / GIB:.1f}" if device == "cuda" else ""
-    parts = (Part.PREFILL, Part.GENERATION, Part.SAMPLING, Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.PUBLISH)
-    seconds = [mean.parts[part].seconds if part in mean.parts else 0.0 for part in parts]
+    parts = ("prefill", "generation", "sampling", "forward", "backward", "optimizer", "publish")
+    seconds = [mean.get(SECONDS + part, 0.0) for part in parts]
     whole = (times[-1] - times[0]) / (len(times) - 1)
     figures = (f"{whole:.2f}", *(f"{one:.2f}" for one in seconds), f"{tokens:,.0f}", f"{used:.2f}", f"{gap:.1e}")
     return (*figures, peak, f"{plans[0].total / GIB:.1f}")

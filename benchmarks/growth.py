@@ -31,15 +31,15 @@ from rich.table import Table
 
 import agent_r1
 from agent_r1.core.messages import Message
-from agent_r1.core.profile import Part, read_profiles
+from agent_r1.core.profile import CPU_SECONDS, PARTS, mean_profile
 from agent_r1.core.task import Task
 from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress
 
 STEPS = 2
-PHASES: Mapping[str, frozenset[Part]] = {
-    "rollout": frozenset({Part.GENERATION, Part.PREFILL, Part.SAMPLING}),
-    "update": frozenset({Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.PUBLISH}),
+PHASES: Mapping[str, frozenset[str]] = {
+    "rollout": frozenset({"generation", "prefill", "sampling"}),
+    "update": frozenset({"forward", "backward", "optimizer", "publish"}),
 }
 FRAMEWORK = "framework"
 """The phase of all other parts of a step."""
@@ -115,13 +115,10 @@ def measure(at: float, work: Work) -> Point:
             threads=1, trainer={"learning_rate": 1e-6}, evaluate_n=1, checkpoint_every=0, profile=STEPS,
         )  # fmt: skip
         with closing(RunReader(folder / "run")) as reader:
-            profile = read_profiles({name: reader.curve(name) for name in reader.metric_names()})[-1]
+            profile = mean_profile({name: reader.curve(name) for name in reader.metric_names()}, first_step=STEPS)
             turns = [turn for trajectory in reader.trajectories() for turn in trajectory.turns]
-    seconds = {
-        phase: sum(time.cpu_seconds for part, time in profile.parts.items() if part in parts)
-        for phase, parts in PHASES.items()
-    }
-    seconds[FRAMEWORK] = profile.total.cpu_seconds - sum(seconds.values())
+    seconds = {phase: sum(profile[CPU_SECONDS + part] for part in parts) for phase, parts in PHASES.items()}
+    seconds[FRAMEWORK] = sum(profile[CPU_SECONDS + part] for part in PARTS) - sum(seconds.values())
     return Point(at, seconds, sum(len(turn.new_ids) + len(turn.action_ids) for turn in turns) // STEPS)
 
 

@@ -40,7 +40,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import agent_r1
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.messages import Action, Message, ToolSpec
-from agent_r1.core.profile import format_profile, mean_profile, read_profiles
+from agent_r1.core.profile import format_profile, mean_profile
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
@@ -196,7 +196,7 @@ def train_ours(folder: Path, profile: bool) -> Measures:
     )  # fmt: skip
     with closing(RunReader(run)) as reader:
         trajectories = list(reader.trajectories())
-        profiles = read_profiles({name: reader.curve(name) for name in reader.metric_names()})
+        mean = mean_profile({name: reader.curve(name) for name in reader.metric_names()}, first_step=2)
         model_tokens = statistics.mean(reader.curve("model_tokens").values())
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     steps = workload["steps"]
@@ -208,7 +208,6 @@ def train_ours(folder: Path, profile: bool) -> Measures:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if not profile:
         return Measures(differences(wall), differences(cpu), tokens, peak)
-    mean = mean_profile(profiles[1:])
     contexts = sum(
         len(trajectory.prompt_ids(turn)) + place
         for trajectory in trajectories

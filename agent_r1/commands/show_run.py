@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.core.profile import CPU_SECONDS, SECONDS, StepProfile, format_profile, mean_profile, read_profiles
+from agent_r1.core.profile import CPU_SECONDS, PARTS, SECONDS, format_profile, mean_profile
 from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent, RunReader, read_file, read_hardware, read_results
 from agent_r1.store.writer import writing_process
@@ -166,7 +166,7 @@ class RunReport:
         curves: the values by step of each metric and timing.
         file: the Python file that defines the task set, if any.
         hardware: the processor, the GPUs and so on of the last start or resumption; {} if not recorded.
-        profile: the time of each part of an average step, empty if the run was not profiled.
+        profile: the seconds of each part of an average step by metric name, empty if the run was not profiled.
         events: the last warnings and other events, oldest first.
     """
 
@@ -184,7 +184,7 @@ class RunReport:
     curves: Mapping[str, Curve]
     file: Path | None
     hardware: Mapping[str, Any]
-    profile: StepProfile
+    profile: Mapping[str, float]
     events: tuple[RecordedEvent, ...]
     warnings: int
 
@@ -215,7 +215,14 @@ class RunReport:
             "table": {method: dict(cells) for method, cells in self.table.items()},
             "curves": {name: dict(curve) for name, curve in self.curves.items()},
             "hardware": dict(self.hardware),
-            "profile": {part.value: asdict(time) for part, time in self.profile.parts.items()},
+            "profile": {
+                part: {
+                    "seconds": self.profile[SECONDS + part],
+                    "cpu_seconds": self.profile.get(CPU_SECONDS + part, 0.0),
+                }
+                for part in PARTS
+                if SECONDS + part in self.profile
+            },
             "warnings": self.warnings,
             "events": [{"time": event.time, "segment": event.segment, **asdict(event.event)} for event in self.events],
         }
@@ -245,7 +252,7 @@ def read_report(folder: Path, reader: RunReader, defaults: Mapping[str, Any]) ->
         curves=curves,
         file=read_file(reader),
         hardware=read_hardware(reader),
-        profile=mean_profile(read_profiles(curves)),
+        profile=mean_profile(curves),
         events=tuple(shown[-MAX_EVENTS:]),
         warnings=sum(event.event.kind == "warning" for event in events),
     )
@@ -279,7 +286,7 @@ class RunText:
         if self.report.curves:
             yield ""
             yield _curves(self.report.curves, options.max_width, ASCII_BLOCKS if options.ascii_only else BLOCKS)
-        if self.report.profile.parts:
+        if self.report.profile:
             yield Text(format_profile(self.report.profile, "Profile of an average step"))
             yield ""
         if self.report.events:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.core.environment import Env, Episode, RolloutContext
 from agent_r1.core.messages import ToolSpec
-from agent_r1.core.profile import Part
+from agent_r1.core.profile import measure
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.threads import DaemonThreads, run_in_thread
 from agent_r1.core.trajectory import Status, Trajectory
@@ -208,7 +208,7 @@ class AgentProgram:
 
     async def _call(self, key: str, task: Task) -> _End:
         try:
-            with isolate(_AgentError), self.agent.profiler.measure(Part.TOOLS):
+            with isolate(_AgentError), measure("tools"):
                 answer = await self.host.threads.call(self.function, self.host.gateway.base_url, key, task)
         except _AgentError as error:
             reason = f"the agent raised {error}"

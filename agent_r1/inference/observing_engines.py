@@ -17,7 +17,6 @@ from agent_r1.core.inference import (
     SamplingParams,
     WeightUpdate,
 )
-from agent_r1.core.profile import Part, Profiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +113,3 @@ class MeteredEngine(ForwardingEngine):
             completion = await self.engine.generate(prompt, params, session_id=session_id)
         self.meter.count(prompt, completion)
         return completion
-
-
-@dataclass(frozen=True, slots=True)
-class ProfiledEngine(ForwardingEngine):
-    """An engine that measures the time of the generations of ``engine`` with ``profiler``."""
-
-    profiler: Profiler
-
-    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        with self.profiler.measure(Part.SERVERS):
-            return await self.engine.generate(prompt, params, session_id=session_id)

@@ -32,6 +32,7 @@ from agent_r1.core.inference import (
     TopLogprobs,
     WeightUpdate,
 )
+from agent_r1.core.profile import measure
 from agent_r1.inference.server_process import ReplicaError
 
 MAX_ABORTS = 20
@@ -76,7 +77,8 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
     aborts = 0
     while True:
         rest = replace(params, max_tokens=params.max_tokens - len(tokens), seed=seed_at(params.seed, len(tokens)))
-        piece = await request(replace(prompt, token_ids=prompt.token_ids + tokens), rest)
+        with measure("servers"):
+            piece = await request(replace(prompt, token_ids=prompt.token_ids + tokens), rest)
         added = tuple(replace(span, start=span.start + len(tokens)) for span in piece.version_spans)
         spans += added[1:] if spans and added and spans[-1].version == added[0].version else added
         tokens, logprobs = tokens + piece.token_ids, logprobs + piece.logprobs

@@ -35,7 +35,7 @@ from agent_r1.core.inference import (
     TopLogprobs,
     WeightUpdate,
 )
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import CachePages, CacheSlot, cache_size, pages_for
@@ -433,14 +433,13 @@ class TorchEngine:
         model: PreTrainedModel,
         context: int,
         config: EngineConfig | None = None,
-        profiler: Profiler = NO_PROFILER,
         images: ImageProcessor | None = None,
     ) -> None:
         config = config or EngineConfig()
         bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
         use_plain_products(model)  # the trainer's products can be oneDNN's: an engine has those of a loaded model
-        self._context, self._dtype, self._profiler = context, config.dtype, profiler
+        self._context, self._dtype = context, config.dtype
         self._images = None if images is None else ImageCache(model, images)
         native = choose_native(config.decode_step, model)
         self.decode_step = "torch" if native is None else str(native)
@@ -576,7 +575,7 @@ class TorchEngine:
 
     def _step(self) -> list[Request]:
         try:
-            with self._profiler.measure(Part.PREFILL):
+            with measure("prefill"):
                 plan = self._scheduler.plan_prefill()
                 self._runner.empty(plan.emptied)
                 self._runner.prefill(plan.compute)
@@ -585,11 +584,11 @@ class TorchEngine:
                 self._runner.copy_prefixes(plan.copies)
             for block, batch in self._scheduler.decode_batches():
                 requests = [request for _, request in batch]
-                with self._profiler.measure(Part.GENERATION):
+                with measure("generation"):
                     last = {row: request.last_token for row, request in batch}
                     shifts = {row: request.shift for row, request in batch if request.shift}
                     logits = self._runner.decode(block, last, shifts)  # (N, V)
-                with self._profiler.measure(Part.SAMPLING):
+                with measure("sampling"):
                     params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
                     tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
                     sampled = zip(requests, logits, tokens.tolist(), logprobs.tolist(), strict=True)

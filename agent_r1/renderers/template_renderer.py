@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import StopCondition
 from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolSpec
+from agent_r1.core.profile import measure
 from agent_r1.renderers.chat_template import (
     apply_chat_template,
     break_tokens,
@@ -145,6 +146,7 @@ class TemplateRenderer:
 
         return StopCondition(strings, is_met)
 
+    @measure("rendering")
     def render(self, messages: Messages, tools: Tools = ()) -> RenderedPrompt:
         marked = self._marked_text(messages, tools, add_generation_prompt=True)
         text = self._encoder.shown(marked)
@@ -192,6 +194,7 @@ class TemplateRenderer:
 
     # ---- from one turn to the next
 
+    @measure("rendering")
     def bridge_to_next_turn(
         self,
         prompt: RenderedPrompt,
@@ -238,6 +241,7 @@ class TemplateRenderer:
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: Tools = ()) -> Action:
         return self.parse_text(self.decode(self._without_end(action_ids)), turn, tools)
 
+    @measure("rendering")
     def parse_text(self, text: str, turn: int = 0, tools: Tools = (), *, opened: bool | None = None) -> Action:
         """Parse the text of sampled tokens, and return the action.
 
@@ -255,10 +259,12 @@ class TemplateRenderer:
             return Action(Message.assistant(text, calls), text)
         return Action(Message.assistant(output.content, calls, reasoning), text)
 
+    @measure("rendering")
     def call_ends(self, action_ids: tuple[int, ...], tools: Tools = ()) -> tuple[int, ...]:
         start, output = self._parse_output(action_ids, tools)
         return self._token_indices(self._without_end(action_ids), [start + call.end for call in output.calls])
 
+    @measure("rendering")
     def action_length(self, sampled_ids: tuple[int, ...], tools: Tools) -> int:
         start, output = self._parse_output(sampled_ids, tools)
         if output.end is None:

@@ -15,7 +15,7 @@ from functools import cache, partial
 from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory, TurnKind
 from agent_r1.renderers.protocol import Renderer
@@ -44,7 +44,6 @@ class Agent:
     context_length: int
     seed: int = 0
     context_policy: ContextPolicy = field(default_factory=Append)
-    profiler: Profiler = NO_PROFILER
 
     def open_session(self, attempt: AttemptId) -> Session:
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
@@ -101,7 +100,7 @@ class AgentLoop:
         finally:
             await rollout.session.close()
             if rollout.episode is not None:
-                with agent.profiler.measure(Part.TOOLS):
+                with measure("tools"):
                     await close_quietly(f"closing the episode of {context.id}", rollout.episode.close())
         status, reason = rollout.status, rollout.reason
         return (rollout.session.trajectory(task.id, status, reason=reason, start=rollout.history.start),)
@@ -131,14 +130,14 @@ class _AgentRollout:
 
     async def run(self) -> None:
         with isolate(_environment_failed):
-            with self.agent.profiler.measure(Part.TOOLS):
+            with measure("tools"):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
             start = validate_messages(self.episode.start)
             self.history = History(start)
             prompt = self.session.new_branch(start, self.env.tools)
         while True:
             action = await self._sample(prompt)
-            with isolate(_environment_failed), self.agent.profiler.measure(Part.TOOLS):
+            with isolate(_environment_failed), measure("tools"):
                 transition = validate_transition(await run_detached(self.episode.step(action)))
             turn = self.session.observe(transition)
             if transition.end is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import (
     STATUS_POLICY,
@@ -86,12 +86,11 @@ class Collector:
         seed: int = 0,
         greedy: Rollout | None = None,
         models: Mapping[str, ModelClient] | None = None,
-        profiler: Profiler = NO_PROFILER,
     ) -> None:
         self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
         self._recorder, self._run, self._limits = recorder, run, limits
         self._seed, self._models = seed, models or {}
-        self._slots, self._profiler = asyncio.Semaphore(limits.concurrency), profiler
+        self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
         """Yield the groups in the order of ``requests``, each group after all its attempts are complete.
@@ -182,7 +181,7 @@ class Collector:
         if not scorable:
             return tuple(trajectories)
         try:
-            with isolate(_UserCodeFailure), self._profiler.measure(Part.REWARDS):
+            with isolate(_UserCodeFailure), measure("rewards"):
                 scores = await self._compute_rewards(scorable, task)
             scored = {t.attempt: _with_rewards(t, given) for t, given in zip(scorable, scores, strict=True)}
         except _UserCodeFailure as failure:

@@ -15,7 +15,6 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import atomic_dir
-from agent_r1.core.profile import NO_PROFILER, Profiler
 from agent_r1.store.ledger import Ledger
 from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
 from agent_r1.store.writer import RunWriter
@@ -49,7 +48,7 @@ def is_run(folder: Path) -> bool:
     return os.path.isfile(folder / DATABASE)  # also False if the text cannot be a path
 
 
-def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_PROFILER) -> RunWriter:
+def create_run(folder: Path, config: Mapping[str, Any]) -> RunWriter:
     """Create the folder of a new run, completely or not at all. Return the writer of the run.
 
     ``config`` is the resolved configuration, JSON values only. Raise InvalidInput if the folder exists or cannot be
@@ -62,7 +61,7 @@ def create_run(folder: Path, config: Mapping[str, Any], profiler: Profiler = NO_
             _fill(temporary, folder.name, text)
     except (OSError, sqlite3.Error, ValueError) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a --run in a folder that can be written") from None
-    return RunWriter(folder / DATABASE, profiler)
+    return RunWriter(folder / DATABASE)
 
 
 def require_new_run(folder: Path) -> None:
@@ -71,7 +70,7 @@ def require_new_run(folder: Path) -> None:
         raise InvalidInput("run", got=f"{folder}, which exists", do=do)
 
 
-def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
+def reopen_run(folder: Path) -> RunWriter:
     """Return the writer of an existing run. Call its ``open_segment`` before recording events.
 
     Raises InvalidInput if ``folder`` holds no run, or if the run cannot be written.
@@ -79,7 +78,7 @@ def reopen_run(folder: Path, profiler: Profiler = NO_PROFILER) -> RunWriter:
     if not is_run(folder):
         raise InvalidInput("run", got=f"{folder}, which holds no {DATABASE}", do="give the folder of a run")
     try:
-        return RunWriter(folder / DATABASE, profiler)
+        return RunWriter(folder / DATABASE)
     except (OSError, sqlite3.Error) as error:
         raise InvalidInput("run", got=f"{folder}: {error}", do="give a run in a folder that can be written") from None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread
 from agent_r1.store.ledger import Ledger, contradicts, read_head, write_seal_file
 from agent_r1.store.rows import attempt_key, event_rows
@@ -57,8 +57,7 @@ class RunWriter:
             ``SCHEMA_VERSION``.
     """
 
-    def __init__(self, path: Path, profiler: Profiler = NO_PROFILER) -> None:
-        self._profiler = profiler
+    def __init__(self, path: Path) -> None:
         self._lock = _lock(path.parent)
         try:
             self._connection = _open_checked(path)
@@ -122,7 +121,7 @@ class RunWriter:
         batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not batch:
             return
-        with self._profiler.measure(Part.STORE):
+        with measure("store"):
             for submission, error in zip(batch, self._commit(batch), strict=True):
                 submission.error = error
 

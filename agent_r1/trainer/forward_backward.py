@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.data.batch import TrainingBatch, unique_ids
 from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, by_trajectory, plan_passes
 from agent_r1.data.sequences import Block, PrefixSharing, TokenSequence
@@ -51,7 +51,6 @@ class ModelSet:
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
     sharing: PrefixSharing | None = None
-    profiler: Profiler = NO_PROFILER
     images: ImageProcessor | None = None
 
     @torch.no_grad()
@@ -124,13 +123,13 @@ class ModelSet:
 
     def plan(self, blocks: Sequence[Block]) -> PassPlan:
         """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix."""
-        with self.profiler.measure(Part.PACKING):
+        with measure("packing"):
             plan = plan_passes(blocks, self.micro_tokens, self.sharing)
         return PassPlan(plan.prefix.to(self.policy.device), self._on_device(plan.micro_batches))
 
     def _on_device(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         while True:
-            with self.profiler.measure(Part.PACKING):
+            with measure("packing"):
                 micro = next(micro_batches, None)
                 if micro is None:
                     return
@@ -139,10 +138,10 @@ class ModelSet:
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
         plan = self.plan(by_sequence(batch.sequences))
-        with self.profiler.measure(Part.FORWARD):
+        with measure("forward"):
             prefix = PrefixStates(backbone, plan.prefix)
         for micro in plan.micro_batches:
-            with self.profiler.measure(Part.FORWARD):  # the caller runs the model before it takes the next micro-batch
+            with measure("forward"):  # the caller runs the model before it takes the next micro-batch
                 yield micro, prefix
 
 
@@ -213,11 +212,11 @@ def forward_backward(
     backbones = {POLICY: backbone_of(models.policy)}
     if models.critic is not None:
         backbones[CRITIC] = models.critic.backbone
-    with models.profiler.measure(Part.FORWARD):
+    with measure("forward"):
         prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
     one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
     parts = [one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches]
-    with models.profiler.measure(Part.BACKWARD):
+    with measure("backward"):
         for prefix in prefixes.values():
             prefix.backward()
     return join_passes(parts, len(plan.prefix))
@@ -234,13 +233,13 @@ def _critic_pass(
     targets, old_values = prepared.weights.value_targets, prepared.outputs.values
     if models.critic is None or targets is None or old_values is None:
         raise ValueError("this algorithm has no critic")
-    with models.profiler.measure(Part.FORWARD):
+    with measure("forward"):
         images = models.read_images(micro)
         values = _critic_values(models.critic, prepared.batch, micro, prefixes[CRITIC], images)
         like = values.before_token.detach()
         scaled = _scaled_targets(targets, micro, scale, like)
         loss = algorithm.compute_value_loss(values, _state_values_at(old_values, micro, like), scaled)
-    with models.profiler.measure(Part.BACKWARD):
+    with measure("backward"):
         loss.backward()
     none = like[:0]  # (0,): the policy does not run
     return PassStats(
@@ -263,7 +262,7 @@ def _micro_batch_pass(
     scale: float,
     prefixes: Mapping[Module, PrefixStates],
 ) -> PassStats:
-    with models.profiler.measure(Part.FORWARD):
+    with measure("forward"):
         tokens = _token_outputs(models, algorithm, prepared, micro, prefixes)
         weights, targets, like = prepared.weights, prepared.weights.value_targets, tokens.logprobs
         scaled = TokenWeights(
@@ -276,7 +275,7 @@ def _micro_batch_pass(
             drift_weight=None if weights.drift_weight is None else micro.gather(weights.drift_weight, like),
         )
         loss, metrics = algorithm.compute_loss(tokens, scaled)
-    with models.profiler.measure(Part.BACKWARD):
+    with measure("backward"):
         loss.backward()
     return PassStats(
         loss=loss.detach(),

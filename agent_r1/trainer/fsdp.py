@@ -21,7 +21,7 @@ from agent_r1.algorithms.registry import own_modules
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import PolicyVersion, WeightUpdate
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.model.adapter import load_trained_weights
 from agent_r1.model.forward import supports_tree_mask
@@ -70,7 +70,6 @@ class FsdpTrainer:
         temperature: float,
         teacher: PreTrainedModel | None = None,
         threads: int = 1,
-        profiler: Profiler = NO_PROFILER,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
@@ -78,7 +77,7 @@ class FsdpTrainer:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
         if torch.__version__ < "2.13":  # the first version that is known to have FSDPModule.reset_iter_state
             raise InvalidInput("trainer.ranks", got=f"several, with torch {torch.__version__}", do="install torch 2.13")
-        self._ranks, self._model, self._config, self._profiler = ranks, model.eval(), config, profiler
+        self._ranks, self._model, self._config = ranks, model.eval(), config
         self._tree_attention = supports_tree_mask(model)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._micro_tokens = config.micro_tokens
@@ -203,7 +202,7 @@ class FsdpTrainer:
         return results
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
-        with self._profiler.measure(Part.RANKS):
+        with measure("ranks"):
             return self._ranks.call(methodcaller(method, *arguments))
 
     def _current_model(self) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype, PolicyVersion, WeightUpdate
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.micro_batches import by_sequence, plan_passes
 from agent_r1.data.sequences import Block, PrefixSharing
@@ -80,14 +80,13 @@ class SingleProcessTrainer:
         *,
         temperature: float,
         teacher: PreTrainedModel | None = None,
-        profiler: Profiler = NO_PROFILER,
         images: ImageProcessor | None = None,
     ) -> None:
         if temperature <= 0:
             raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
         if "teacher" in algorithm.needs and teacher is None:
             raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
-        self._algorithm, self._config, self._profiler = algorithm, config, profiler
+        self._algorithm, self._config = algorithm, config
         self._tree_attention = supports_tree_mask(model.eval())
         sharing = self._prefix_sharing(model, teacher)  # before the models are copied, which keep their attention
         self._policy = mixed_precision(model, config.dtype)
@@ -109,7 +108,6 @@ class SingleProcessTrainer:
             reference=None if self._reference is None else self._reference.compute,
             teacher=teacher and cast_parameters(teacher.eval().requires_grad_(False), config.dtype),
             sharing=sharing,
-            profiler=profiler,
             images=images,
         )
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
@@ -179,7 +177,7 @@ class SingleProcessTrainer:
             raise RuntimeError("optim_step needs the gradients of a forward_backward")
         loss, modules = self._last_pass
         self._last_pass = None
-        with self._profiler.measure(Part.OPTIMIZER):
+        with measure("optimizer"):
             stats = self._optimizer.step(loss, modules, learning_rate_factor)
             if stats.applied:
                 for trained in self._trained:

@@ -16,7 +16,7 @@ from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.events import TokenRecord
 from agent_r1.core.inference import PolicyVersion, WeightUpdate
-from agent_r1.core.profile import NO_PROFILER, Part, Profiler
+from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread
 from agent_r1.core.trajectory import Group, RewardSchedule, weights_at
 from agent_r1.data.batch import assemble_batch
@@ -110,14 +110,12 @@ class PolicyUpdater:
         seed: int,
         steps: int,
         record_groups: int = 0,
-        profiler: Profiler = NO_PROFILER,
     ) -> None:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
         self._learning_rate_factor = learning_rate_schedule(config.schedule, steps)
         self._seed, self._record_groups = seed, record_groups
         self._reward_weights, self._reward_schedules = dict(reward_weights), dict(reward_schedules)
-        self._profiler = profiler
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._role_baselines: dict[str, float] = {}
@@ -231,7 +229,7 @@ class PolicyUpdater:
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
         loss_excluded = algorithm.filters.loss_excluded(samples)
-        with self._profiler.measure(Part.PACKING):
+        with measure("packing"):
             reward_weights = weights_at(self._reward_weights, self._reward_schedules, self._step)
             batch = assemble_batch(samples, self._packing, algorithm.token_scope, reward_weights, loss_excluded)
 
@@ -263,7 +261,7 @@ class PolicyUpdater:
         # already account for the distance from the sampler's policy.
         from_sampler = algorithm.ratio_denominator == "sampler" or (is_stale and algorithm.correction is None)
         old_logprobs = batch.sampler_logprobs if from_sampler else outputs.old_logprobs
-        with self._profiler.measure(Part.PACKING):
+        with measure("packing"):
             weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 

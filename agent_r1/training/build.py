@@ -15,15 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
-from agent_r1.core.profile import NO_PROFILER, Profiler
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
 from agent_r1.inference.guidance import ValueGuidedEngine
-from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine, ProfiledEngine
+from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
-from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.reward_models.judge import Judge, load_judge
 from agent_r1.reward_models.network import is_reward_model, load_reward_model
 from agent_r1.reward_models.scorer import RewardModelScorer
@@ -80,8 +78,8 @@ def _scorers(config: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Itera
             raise InvalidInput(f"extra_rewards.{name}", got=source, do=do)
 
 
-def _torch_engine(policy: Policy, config: RunConfig, *, profiler: Profiler = NO_PROFILER) -> InferenceEngine:
-    return TorchEngine(policy.model, policy.context_length, config.engine, profiler, policy.images)
+def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
+    return TorchEngine(policy.model, policy.context_length, config.engine, policy.images)
 
 
 def _trainer(
@@ -89,7 +87,6 @@ def _trainer(
     config: TrainConfig,
     teacher: PreTrainedModel | None,
     *,
-    profiler: Profiler = NO_PROFILER,
     launcher: RankLauncher = LOCAL_RANKS,
 ) -> Trainer:
     settings, temperature, model = config.trainer, config.temperature, policy.model
@@ -98,7 +95,6 @@ def _trainer(
             *(model, config.algorithm, settings),
             temperature=temperature,
             teacher=teacher,
-            profiler=profiler,
             images=policy.images,
         )
     if policy.images is not None:
@@ -110,7 +106,6 @@ def _trainer(
         temperature=temperature,
         teacher=teacher,
         threads=config.threads,
-        profiler=profiler,
     )
 
 
@@ -138,31 +133,21 @@ EMBEDDED = Placement()
 def resolve_placement(
     placement: Placement | None,
     config: RunConfig,
-    profiler: Profiler = NO_PROFILER,
     folder: Path | None = None,
 ) -> Placement:
     """Return ``placement``, or the default placement for the settings if ``placement`` is None.
 
-    ``profiler`` measures the engine and the trainer of the default placement. ``folder`` is the run's folder, to which
-    the output of crashed servers is copied.
+    ``folder`` is the run's folder, to which the output of crashed servers is copied.
 
     Raises InvalidInput if Ray is needed, but cannot be reached or has too few resources.
     """
     if placement is not None:
         return placement
     default, servers = EMBEDDED, VllmServers(folder)
-    ranks: RankLauncher = LOCAL_RANKS
     if isinstance(config, GuidedConfig) and config.placement.launcher == "ray":
         cluster = RayCluster(config, config.placement, find_hardware())
         servers = VllmServers(folder, RayServers(cluster, config.engine.vllm.weights_folder))
-        ranks = RayRanks(cluster)
-        default = Placement(trainer=partial(_trainer, launcher=ranks), processes=f"Ray: {cluster}")
-    if profiler is not NO_PROFILER:
-        engine, trainer = (
-            partial(_torch_engine, profiler=profiler),
-            partial(_trainer, launcher=ranks, profiler=profiler),
-        )
-        default = replace(default, engine=engine, trainer=trainer)
+        default = Placement(trainer=partial(_trainer, launcher=RayRanks(cluster)), processes=f"Ray: {cluster}")
     return replace(default, engine=servers.engine) if config.engine.backend == "vllm" else default
 
 
@@ -186,7 +171,6 @@ class Runtime:
     placement: Placement
     extra_scorers: tuple[Scorer, ...] = ()
     events: tuple[LogEvent, ...] = ()
-    profiler: Profiler = NO_PROFILER
     meter: EngineMeter = field(default_factory=EngineMeter)
 
     @property
@@ -202,19 +186,13 @@ class Runtime:
     def agent(self) -> Agent:
         """The agent that samples at the configured temperature, without the guidance of a critic."""
         engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
-        agent = self.policy.agent(engine, self.config, self.config.temperature)
-        if self.profiler is NO_PROFILER:
-            return agent
-        engine = engine if isinstance(self.engine, TorchEngine) else ProfiledEngine(engine, self.profiler)
-        renderer = ProfiledRenderer(agent.renderer, self.profiler)
-        return replace(agent, engine=engine, renderer=renderer, profiler=self.profiler)
+        return self.policy.agent(engine, self.config, self.config.temperature)
 
 
 def build_runtime(
     config: TrainConfig,
     taskset: TaskSet,
     placement: Placement | None = None,
-    profiler: Profiler = NO_PROFILER,
     folder: Path | None = None,
 ) -> Runtime:
     """Check the inputs of a run, load its models, and return its services.
@@ -224,10 +202,10 @@ def build_runtime(
 
     Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
     """
-    placement = resolve_placement(placement, config, profiler, folder)
+    placement = resolve_placement(placement, config, folder)
     devices = placement.processes or str(plan_devices(config, find_hardware()))
     policy, extra, plan = load_and_check(config, taskset)
-    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens, profiler)
+    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
     meter = EngineMeter()
@@ -237,7 +215,7 @@ def build_runtime(
     precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     places = [LogEvent("devices", devices)] if devices else []
     events = (*places, *_adapter_events(config, policy), *precision, *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, profiler, meter)
+    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, meter)
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
@@ -268,12 +246,12 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
     torch.manual_seed(config.seed)
     load_trained_weights(policy.model, trained_weights(load_trained_policy(config, runtime.taskset).model))
     tokens = runtime.updater.micro_tokens
-    trainer, updater = _make_trainer(config, policy, runtime.placement, tokens, runtime.profiler)
+    trainer, updater = _make_trainer(config, policy, runtime.placement, tokens)
     return replace(runtime, trainer=trainer, updater=updater)
 
 
 def _make_trainer(
-    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int, profiler: Profiler
+    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int
 ) -> tuple[Trainer, PolicyUpdater]:
     fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
@@ -286,7 +264,6 @@ def _make_trainer(
         seed=config.seed,
         steps=config.steps,
         record_groups=config.record_tokens,
-        profiler=profiler,
     )
     return trainer, updater
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from agent_r1.core.events import (
     TokensRecorded,
 )
 from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
-from agent_r1.core.profile import Part, Profiler, StepProfile, format_profile, mean_profile
+from agent_r1.core.profile import SECONDS, StepProfiler, format_profile, mean_profile, measure, profiling
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group
 from agent_r1.inference.policy_engine import WeightFolders
@@ -49,34 +50,24 @@ from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 
 class ProfileLog:
-    """A log of the profile of each step.
+    """Prints the mean profile of each ``every`` steps, and of all steps at the end. 0: the steps are not profiled."""
 
-    ``every`` is the number of steps between two printed tables; 0: no tables.
-    """
-
-    def __init__(self, profiler: Profiler, every: int, progress: Progress) -> None:
-        self._profiler, self._every, self._progress = profiler, every, progress
-        self._profiles: list[StepProfile] = []
-        profiler.take()  # drop the time before the first step
+    def __init__(self, every: int, progress: Progress) -> None:
+        self.profiler = StepProfiler() if every else None
+        self._every, self._progress = every, progress
+        self._curves: defaultdict[str, dict[int, float]] = defaultdict(dict)
 
     def take(self) -> dict[str, float]:
-        """End a step, and return its profile as numbers by name; {} if nothing is measured."""
-        profile = self._profiler.take()
-        if self._every:
-            self._profiles.append(profile)
-        return profile.timings()
+        """Return the profile since the last call by metric name; {} if the steps are not profiled."""
+        return {} if self.profiler is None else self.profiler.take()
 
-    def on_step(self, step: int, is_last: bool) -> None:
-        """Print a mean profile, every N steps and after the last step. N is the constructor's argument ``every``.
-
-        If ``is_last`` is true, the mean is over all steps. Otherwise, the mean is over the last N steps. If N is 0,
-        nothing is printed.
-        """
-        if not self._every or not (is_last or step % self._every == 0):
-            return
-        shown = self._profiles if is_last else self._profiles[-self._every :]
-        title = f"time of a step, mean of {len(shown)}"
-        self._progress.print_line(format_profile(mean_profile(shown), title))
+    def on_step(self, step: int, profile: Mapping[str, float], is_last: bool) -> None:
+        for name, seconds in profile.items():
+            self._curves[name][step] = seconds
+        if self._every and (is_last or step % self._every == 0):
+            steps = list(self._curves[f"{SECONDS}other"])[0 if is_last else -self._every :]
+            title = f"time of a step, mean of {len(steps)}"
+            self._progress.print_line(format_profile(mean_profile(self._curves, steps[0]), title))
 
 
 class WeightPublisher:
@@ -156,7 +147,6 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         rollout_limits(config),
         seed=config.seed,
         greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
-        profiler=runtime.profiler,
     )
 
 
@@ -167,13 +157,15 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
         ShutdownRequested: a shutdown was requested. The latest completed step was saved, unless checkpoints are
             disabled.
     """
-    with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher:
-        await _train_steps(run, publisher, shutdown)
+    profiles = ProfileLog(run.runtime.config.profile, run.progress)
+    with closing(WeightPublisher(run.runtime.engine, run.folder)) as publisher, profiling(profiles.profiler):
+        await _train_steps(run, publisher, profiles, shutdown)
 
 
-async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: GracefulShutdown) -> None:
+async def _train_steps(
+    run: TrainingRun, publisher: WeightPublisher, profiles: ProfileLog, shutdown: GracefulShutdown
+) -> None:
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater
-    measure = runtime.profiler.measure
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
@@ -183,8 +175,8 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
     await run.recorder.record(*run.start.events)
     await publisher.publish(first)
     async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
-        watch, profiles = Stopwatch(), ProfileLog(runtime.profiler, config.profile, run.progress)
-        runtime.meter.take()  # drop what was counted before the first step
+        watch = Stopwatch()
+        runtime.meter.take(), profiles.take()  # drop what was counted before the first step
         for _ in range(progress.step, config.steps):
             with shutdown.interruptible():
                 batch = await _gather(groups, staleness, updater, monitor, run.progress)
@@ -192,7 +184,7 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             before = updater.publish().version.number
             update = await _update(run, batch)
             watch.lap("update_seconds")
-            with measure(Part.PUBLISH):
+            with measure("publish"):
                 weights = updater.publish()
                 served = await publisher.publish(weights)
             watch.lap("load_seconds")
@@ -200,17 +192,17 @@ async def _train_steps(run: TrainingRun, publisher: WeightPublisher, shutdown: G
             findings = monitor.on_step(update, served, weights.version, proxy)
             watch.lap("monitor_seconds")
             progress = TrainProgress(update.step, progress.groups + len(batch))
-            with measure(Part.VALIDATION):
+            with measure("validation"):
                 validation = await manager.validate_if_due(progress)
             if validation and (best := manager.best) is not None:
                 findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
-            with measure(Part.STORE):
+            with measure("store"):
                 await manager.copy_if_due(monitor.state)
             watch.lap("checkpoint_seconds")
             published = [PolicyPublished(update.version)] if update.version.number > before else []
-            timings = watch.take() | profiles.take() | runtime.meter.take()
+            timings = watch.take() | (profile := profiles.take()) | runtime.meter.take()
             await _record_step(run, batch, update, published, validation | proxy, timings)
-            profiles.on_step(update.step, is_last=update.step == config.steps)
+            profiles.on_step(update.step, profile, is_last=update.step == config.steps)
             await monitor.report(findings)
             manager.start_saving()
             await staleness.on_step_end(update.version.number)

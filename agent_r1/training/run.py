@@ -17,7 +17,6 @@ from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
-from agent_r1.core.profile import NO_PROFILER, StepProfiler
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
@@ -150,10 +149,9 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     taskset = with_environments(with_splits(taskset, config.splits), config)
     folder = _folder_of(config)
     require_new_run(folder)
-    profiler = StepProfiler() if config.profile else NO_PROFILER
-    runtime = build_runtime(config, taskset, placement, profiler, folder)
+    runtime = build_runtime(config, taskset, placement, folder)
     data_events = fingerprint_data(config, taskset)
-    writer = create_run(folder, config.model_dump(mode="json"), profiler)
+    writer = create_run(folder, config.model_dump(mode="json"))
     try:
         start = initial_state(runtime.updater)
         numeric = (*decode_step_events(runtime.engine, None), *update_events(runtime.trainer, None))
@@ -201,12 +199,11 @@ def resume(
     require_trackers(config.track)
     taskset = with_environments(with_splits(taskset, config.splits), config)
     folder = run_folder(config.run)
-    profiler = StepProfiler() if config.profile else NO_PROFILER
-    writer = reopen_run(folder, profiler)  # also locks the run, before the models are loaded
+    writer = reopen_run(folder)  # also locks the run, before the models are loaded
     try:
         data_events = fingerprint_data(config, taskset)
         check_data_unchanged(folder, config, data_events)
-        runtime = build_runtime(config, taskset, placement, profiler, folder)
+        runtime = build_runtime(config, taskset, placement, folder)
         # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)

@@ -15,15 +15,13 @@ from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.cli import main
 from agent_r1.config import Layer, resolve
-from agent_r1.core.environment import RolloutContext
+from agent_r1.core import profile
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
-from agent_r1.core.profile import Part, StepProfile, StepProfiler
+from agent_r1.core.profile import PARTS, SECONDS
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import AttemptId, Scores, Trajectory
+from agent_r1.core.trajectory import Scores, Trajectory
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.inference.observing_engines import ProfiledEngine
-from agent_r1.renderers.profiled_renderer import ProfiledRenderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
@@ -49,30 +47,26 @@ class SlowScorer:
         return tuple({"em": 1.0} for _ in group)
 
 
-def test_slow_tools_engines_and_scorers_have_their_time() -> None:
+def test_slow_tools_and_scorers_have_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimulatedClock()
-    profiler = StepProfiler(clock.read, lambda: 0.0)
+    monkeypatch.setattr(profile, "perf_counter", clock.read)
+    monkeypatch.setattr(profile, "process_time", lambda: 0.0)
     renderer = TemplateRenderer(hermes_tokenizer())
-    agent = Agent(
-        ProfiledEngine(ScriptedEngine(renderer, clock.reply), profiler),
-        ProfiledRenderer(renderer, profiler),
-        SamplingParams(max_tokens=400),
-        4000,
-        profiler=profiler,
+    agent = Agent(ScriptedEngine(renderer, clock.reply), renderer, SamplingParams(max_tokens=400), 4000)
+    collector = Collector(
+        AgentLoop(agent, ToolEnv([clock.look])), (SlowScorer(clock),), NullRecorder(), "run", RolloutLimits()
     )
-    rollout = AgentLoop(agent, ToolEnv([clock.look]))
-    (trajectory,) = asyncio.run(rollout.run(TASK, RolloutContext(AttemptId("run", "t", 0, 0), 0)))
-    assert len(trajectory.turns) == 2
-    times = {part.value: time.seconds for part, time in profiler.take().parts.items() if time.seconds}
-    assert times == {"tools": 30.0, "servers": 2.0}
 
     async def collect() -> None:
-        collector = Collector(rollout, (SlowScorer(clock),), NullRecorder(), "run", RolloutLimits(), profiler=profiler)
-        async for _ in collector.collect([GroupRequest(0, TASK, 1)], no_gate):
-            pass
+        async for group in collector.collect([GroupRequest(0, TASK, 1)], no_gate):
+            assert len(group.trajectories[0].turns) == 2
 
-    asyncio.run(collect())
-    assert profiler.take().parts[Part.REWARDS].seconds == 5.0
+    profiler = profile.StepProfiler()
+    with profile.profiling(profiler):
+        asyncio.run(collect())
+    taken = profiler.take()
+    times = {part: seconds for part in PARTS if (seconds := taken[SECONDS + part])}
+    assert times == {"tools": 30.0, "rewards": 5.0, "waiting": 2.0}
 
 
 class Lines(SilentProgress):
@@ -85,9 +79,9 @@ class Lines(SilentProgress):
         self.lines.append(text)
 
 
-def train_micro(folder: Path, profile: int) -> list[str]:
+def train_micro(folder: Path, every: int) -> list[str]:
     """Train for two steps; return the printed lines."""
-    settings = {**MICRO, "steps": 2, "evaluate_every": 2, "algorithm": "ppo", "profile": profile, "run": str(folder)}
+    settings = {**MICRO, "steps": 2, "evaluate_every": 2, "algorithm": "ppo", "profile": every, "run": str(folder)}
     taskset, lines = micro_taskset(), Lines()
     train(resolve(TrainConfig, [Layer("test", settings), Layer("recipe", taskset.recipe)]), taskset, lines)
     return lines.lines
@@ -104,19 +98,17 @@ def test_a_profiled_run_has_tables_and_the_results_of_any_other_run(
     with closing(RunReader(tmp_path / "plain")) as one, closing(RunReader(tmp_path / "profiled")) as other:
         assert run_digest(one) == run_digest(other)
         assert not any(name.startswith("profile") for name in one.metric_names())
-        steps = [StepProfile.from_timings(step.values) for step in other.metrics()]
+        steps = [step.values for step in other.metrics()]
         walls = [sum(v for k, v in step.values.items() if k.endswith("_seconds")) for step in other.metrics()]
-    measured = {part for part, time in steps[1].parts.items() if time.seconds > 0}
-    assert measured >= set(Part) - {Part.SERVERS, Part.RANKS, Part.WAITING}
-    for profile, wall in zip(steps, walls, strict=True):  # another clock, read at nearly the same time
-        assert wall / 2 < profile.total.seconds < 2 * wall
+    measured = {part for part in PARTS if steps[1][SECONDS + part] > 0}
+    assert measured >= set(PARTS) - {"servers", "ranks", "waiting"}
+    for step, wall in zip(steps, walls, strict=True):  # another clock, read at nearly the same time
+        assert wall / 2 < sum(step[SECONDS + part] for part in PARTS) < 2 * wall
 
     assert main(["show", str(tmp_path / "profiled")]) == 0
     assert "Time of a step" in (shown := capsys.readouterr().out) and "backward" in shown
     assert main(["show", str(tmp_path / "profiled"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["profile"]
-    assert report["backward"]["seconds"] == pytest.approx(
-        sum(profile.parts[Part.BACKWARD].seconds for profile in steps) / 2
-    )
+    assert report["backward"]["seconds"] == pytest.approx(sum(step["profile/backward"] for step in steps) / 2)
     assert main(["show", str(tmp_path / "plain"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["profile"] == {}
