@@ -101,7 +101,6 @@ BAD_INPUT: dict[str, str] = {
     "train --steps many": "steps (command line): got 'many'; it should be a valid integer",
     "train --trainer.learning_rate -0.1": "trainer.learning_rate (command line): got -0.1",
     "train --reward_weights.em x": "reward_weights.em (command line): got 'x'; it should be a valid number",
-    "train --top_p 0.9": "cut sampling biases the ratio",
     "train --context_policy.keep_turns 3": "has no effect with the policy append: leave it out",
     "train --taskset tinywki": "taskset: got 'tinywki'; did you mean 'tinywiki'?",
     "train --config none.toml": "configuration file: got none.toml: No such file or directory",

@@ -58,11 +58,8 @@ class VllmConfig(BaseModel):
     setting, the weights go through /dev/shm, or through the folder for temporary files if /dev/shm is too small."""
 
     start_seconds: float = Field(default=900.0, gt=0)
-    """Time limit for the start of the servers, in seconds."""
-
-    update_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for each phase of an update of the weights, in seconds. A server that takes longer gets no requests
-    until an update of its weights succeeds."""
+    """Time limit for the start of the servers, and for each phase of an update of the weights, in seconds. A server
+    whose update takes longer gets no requests until an update of its weights succeeds."""
 
     stall_seconds: float = Field(default=120.0, gt=0)
     """Time limit for the next answer of a server that has requests, in seconds. A server that takes longer gets no

@@ -52,7 +52,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=ALL_LINEAR if is_all else list(config.target_modules),
-        lora_dropout=0.0,
+        lora_dropout=0.0,  # with dropout, trainer and engine would compute different probabilities
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ALL_LINEAR = "all-linear"
 """The value of ``target_modules`` that means all linear layers except the head."""
@@ -29,17 +29,6 @@ class LoraConfig(BaseModel):
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Names of the linear layers that get an adapter, separated by commas, such as q_proj,v_proj. The name all-linear
     stands for all linear layers except the head."""
-
-    dropout: float = 0.0
-    """Dropout of the adapter. Only 0 (off) is accepted: with dropout, trainer and engine would compute different
-    probabilities."""
-
-    @field_validator("dropout")
-    @classmethod
-    def _refuse_dropout(cls, value: float) -> float:
-        if value:
-            raise ValueError("leave dropout out: with it the trainer computes other probabilities than the engine")
-        return value
 
     @model_validator(mode="after")
     def _check_rank(self) -> Self:

@@ -19,7 +19,7 @@ class ScheduleConfig(BaseModel):
     """The schedule of the learning rates over the steps of a run: warm-up, plateau, decay.
 
     Example:
-        ScheduleConfig(name="cosine", warmup_ratio=0.03, min_ratio=0.1)
+        ScheduleConfig(name="cosine", warmup_steps=10, min_ratio=0.1)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -32,9 +32,6 @@ class ScheduleConfig(BaseModel):
     example, 4 steps have 1/4, 2/4, 3/4 and 4/4 of the configured learning rates. If min_ratio is above 0, the learning
     rates rise from a higher start."""
 
-    warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Length of the warm-up, as a share of all steps of the run. Give either warmup_steps or warmup_ratio, not both."""
-
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
     """Length of the decay at the end of the run, as a share of all steps. Between warm-up and decay, the learning rates
     are constant. None: the decay begins right after the warm-up."""
@@ -44,12 +41,8 @@ class ScheduleConfig(BaseModel):
 
     def lengths(self, steps: int) -> tuple[int, int]:
         """Return (steps of the warm-up, steps of the decay) for a run of ``steps`` steps."""
-        warmup = self.warmup_steps or round(self.warmup_ratio * steps)
-        if self.decay_ratio is None:
-            return warmup, steps - warmup
-        decay = round(self.decay_ratio * steps)
-        # If both lengths are ratios, rounding can make them one step longer than the run.
-        return warmup, min(decay, steps - warmup) if self.warmup_ratio else decay
+        decay = steps - self.warmup_steps if self.decay_ratio is None else round(self.decay_ratio * steps)
+        return self.warmup_steps, decay
 
     def check_steps(self, steps: int) -> None:
         """Raise InvalidInput if warm-up and decay do not fit in a run of ``steps`` steps."""
@@ -67,10 +60,6 @@ class ScheduleConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.warmup_steps and self.warmup_ratio:
-            raise ValueError("warmup_steps and warmup_ratio are both given: leave one out")
-        if self.warmup_ratio + (self.decay_ratio or 0) > 1:
-            raise ValueError("warmup_ratio and decay_ratio together are above 1: make one of them smaller")
         if self.name == "constant" and (self.min_ratio or self.decay_ratio is not None):
             raise ValueError("min_ratio and decay_ratio have no effect with a constant schedule: name a decay")
         return self

@@ -96,9 +96,6 @@ class PlacementConfig(BaseModel):
     cpus: float = Field(default=1.0, gt=0, le=4096)
     """CPU cores that Ray reserves for each rank and each server, such as 0.5."""
 
-    start_seconds: float = Field(default=300.0, gt=0)
-    """Time limit in seconds for Ray to reserve the resources, and for the ranks to start."""
-
     @field_validator("host")
     @classmethod
     def _require_ipv4(cls, value: str) -> str:
@@ -340,14 +337,9 @@ class TrainSettings(GuidedConfig):
     """Maximum age, in optimizer steps, of an attempt's oldest token when the attempt is trained on; 0: synchronous
     training."""
 
+    # There is no top_p and no top_k: truncated sampling would bias the importance ratio.
     temperature: float = Field(default=1.0, ge=0.01, le=100)
     """Sampling temperature in training. Evaluation is greedy, except for pass@k (temperature 1)."""
-
-    top_p: float = 1.0
-    """Only 1 (off) is accepted, because truncated sampling would bias the importance ratio."""
-
-    top_k: int = 0
-    """Only 0 (off) is accepted, because truncated sampling would bias the importance ratio."""
 
     reward_weights: dict[str, float] = Field(default_factory=dict)
     """Weights of rewards by name, as --reward_weights.NAME X. The default weight is 1. Weight 0: the reward is
@@ -394,13 +386,6 @@ class TrainSettings(GuidedConfig):
     def _require_groups(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("group_size") == 1:
             raise ValueError("give a group_size of at least 2: the reward of a single attempt cannot be shuffled")
-        return value
-
-    @field_validator("top_p", "top_k")
-    @classmethod
-    def _refuse_truncated_sampling(cls, value: float, info: ValidationInfo) -> float:
-        if info.field_name and value != cls.model_fields[info.field_name].default:
-            raise ValueError("train on the whole distribution (top_p 1, top_k 0): cut sampling biases the ratio")
         return value
 
 

@@ -94,6 +94,9 @@ OBJECT_STORE = 80 * 2**20
 
 CONNECT_SECONDS = 10.0
 
+START_SECONDS = 300.0
+"""Time limit in seconds for Ray to reserve the resources, and for the ranks to start."""
+
 Resources = Mapping[str, float]
 """Amounts of resources by Ray's names, such as CPU and GPU."""
 
@@ -168,7 +171,7 @@ class RayCluster:
 
     Raises:
         InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or not free within
-            ``placement.start_seconds``.
+            ``START_SECONDS``.
     """
 
     def __init__(self, run: RunConfig, config: PlacementConfig, hardware: Hardware) -> None:
@@ -177,12 +180,12 @@ class RayCluster:
             os.environ.setdefault(LOOPBACK_ONLY, "0")
         self.ray = import_extra("ray", "ray")
         self._close = weakref.finalize(self, _connect(self.ray, config))
-        self.host, self.seconds = config.host, config.start_seconds
+        self.host = config.host
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         self.requests = request_resources(run, config.cpus, hardware, self.ray.cluster_resources())
         check_resources(self.requests, [node["Resources"] for node in nodes])
         self._group = self.ray.util.placement_group([request.bundle for request in self.requests], strategy="PACK")
-        if not self._group.wait(config.start_seconds):
+        if not self._group.wait(START_SECONDS):
             free = {name: self.ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")}
             do = f"wait for other programs to end: {free['CPU']:g} CPU cores and {free['GPU']:g} GPUs are free"
             raise InvalidInput("placement", got=describe(self.requests), do=do)
@@ -281,7 +284,7 @@ class RayRanks:
         """Start the ranks, and wait until all of them have connected to this process.
 
         Raise RankDied if a rank ends before its connection. Raise InvalidInput if not all ranks have connected within
-        ``placement.start_seconds``.
+        ``START_SECONDS``.
         """
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:
@@ -301,7 +304,7 @@ class RayRanks:
 
     def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
         pipes: dict[int, Connection] = {}
-        deadline = time.monotonic() + self._cluster.seconds
+        deadline = time.monotonic() + START_SECONDS
         while len(pipes) < len(processes):
             if (accepted := listener.accept(POLL_SECONDS)) is not None:
                 pipes |= dict([accepted])
@@ -309,8 +312,8 @@ class RayRanks:
                 if rank not in pipes and process.has_ended:
                     raise RankDied(f"rank {rank} of the trainer ended before it connected to the run")
             if time.monotonic() > deadline:
-                got = f"{len(pipes)} of {len(processes)} ranks within {self._cluster.seconds:g} s"
-                raise InvalidInput("placement.start_seconds", got=got, do="give more, or read the logs of Ray")
+                got = f"{len(pipes)} of {len(processes)} ranks within {START_SECONDS:g} s"
+                raise InvalidInput("placement", got=got, do="read the logs of Ray")
         return pipes
 
 

@@ -328,11 +328,11 @@ def _start(
         names = [_check(url, context) for url in urls]
 
         def replicas() -> list[VllmEngine]:
-            settings = policy.context_length, engine.dtype, vllm.update_seconds
+            settings = policy.context_length, engine.dtype, vllm.start_seconds
             served = zip(urls, names, strict=True)
             return [VllmEngine(url, name, *settings, adapters=bool(adapters)) for url, name in served]
 
-        limits = PoolLimits(engine.max_sequences, vllm.update_seconds, vllm.stall_seconds)
+        limits = PoolLimits(engine.max_sequences, vllm.start_seconds, vllm.stall_seconds)
         asyncio.run(send_first_weights(EnginePool(replicas(), limits), weights, logs.path if started else None))
     except BaseException as error:
         for server in started:

@@ -37,6 +37,9 @@ from agent_r1.workers.protocol import (
 )
 
 CONNECT_SECONDS = 10.0
+STALL_SECONDS = 60.0
+"""The longest time between two health reports of a worker that has requests, in seconds. If the next report is later,
+all attempts on the worker fail, and are repeated on another worker."""
 RECHECK_SECONDS = 5.0
 """The time between two checks of a failed worker, in seconds."""
 
@@ -57,7 +60,7 @@ def check_workers(config: EnvironmentConfig, expected: WorkerDescription) -> Non
     """Raise InvalidInput if a worker cannot be reached, or if its description differs from ``expected``."""
     for url in config.workers:
         try:
-            response = httpx.get(f"{url}/health", headers=_headers(), timeout=config.stall_seconds, trust_env=False)
+            response = httpx.get(f"{url}/health", headers=_headers(), timeout=STALL_SECONDS, trust_env=False)
             difference = _difference(_read_description(response), expected)
         except (WorkerError, httpx.HTTPError, httpx.InvalidURL) as error:
             do = f"start a worker there with 'agent-r1 serve-env' ({error or type(error).__name__})"
@@ -106,8 +109,8 @@ class WorkerConnection:
         checked: the time of the last failure or check, on the clock of the event loop.
     """
 
-    def __init__(self, url: str, stall_seconds: float) -> None:
-        self.url, self._stall_seconds = url, stall_seconds
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.num_episodes = 0
         self.failure: str | None = None
         self.checked = 0.0  # when it failed or was checked last, on the clock of the event loop
@@ -158,7 +161,7 @@ class WorkerConnection:
         await self._client.aclose()
 
     async def _describe(self) -> WorkerDescription:
-        return _read_description(await self._client.get("/health", timeout=self._stall_seconds / 2))
+        return _read_description(await self._client.get("/health", timeout=STALL_SECONDS / 2))
 
     async def _request(self, method: str, path: str, content: bytes) -> httpx.Response:
         headers = {"Content-Type": "application/json"}
@@ -184,7 +187,7 @@ class WorkerConnection:
     async def _watch(self) -> None:
         # A worker reports its health even while a tool is slow.
         while self._requests:
-            await asyncio.sleep(self._stall_seconds / 2)
+            await asyncio.sleep(STALL_SECONDS / 2)
             if not self._requests:
                 return
             await self._check_health("it does not report its health")
@@ -204,14 +207,14 @@ class WorkerConnection:
 class WorkerPool:
     """The workers of a run. A new episode is opened on the live worker with the fewest episodes.
 
-    A worker fails if it cannot be reached, or does not report its health for ``config.stall_seconds``. Then all its
+    A worker fails if it cannot be reached, or does not report its health for ``STALL_SECONDS``. Then all its
     episodes fail. A failed worker gets no episodes until a check shows that its description agrees with
     ``expected``, the description that the run needs.
     """
 
     def __init__(self, config: EnvironmentConfig, expected: WorkerDescription) -> None:
         self._limit, self._expected = config.episodes, expected
-        self._workers = [WorkerConnection(url, config.stall_seconds) for url in config.workers]
+        self._workers = [WorkerConnection(url) for url in config.workers]
         self._changed = asyncio.Event()
         self._checking: asyncio.Task[None] | None = None
 

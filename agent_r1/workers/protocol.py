@@ -271,12 +271,6 @@ class EnvironmentConfig(BaseModel):
     toward the time limit of an attempt, episode_seconds.
     """
 
-    stall_seconds: float = Field(default=60.0, gt=0)
-    """Longest time in seconds between two health reports of a worker that has requests. If the next report is later,
-    all attempts on the worker fail, and are repeated on another worker. The worker gets no requests until it reports
-    its health again.
-    """
-
     @field_validator("workers")
     @classmethod
     def _require_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -289,9 +283,9 @@ class EnvironmentConfig(BaseModel):
             raise ValueError("a worker is named twice")
         return value
 
-    @field_validator("episodes", "stall_seconds")
+    @field_validator("episodes")
     @classmethod
-    def _require_workers(cls, value: float, info: ValidationInfo) -> float:
-        if info.field_name and value != cls.model_fields[info.field_name].default and not info.data.get("workers"):
+    def _require_workers(cls, value: int, info: ValidationInfo) -> int:
+        if value != cls.model_fields["episodes"].default and not info.data.get("workers"):
             raise ValueError("it has an effect only with environment.workers: give that, or leave it out")
         return value

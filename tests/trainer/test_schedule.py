@@ -51,8 +51,6 @@ def test_factors_are_those_of_transformers_with_the_warmup_one_step_ahead(settin
     expected = [*expected[1:4], *expected[3:]]  # without the first step, which has learning rate 0
     config = ScheduleConfig(warmup_steps=3, **settings)
     assert factors_of(config, STEPS) == pytest.approx(expected)
-    ratio = ScheduleConfig(warmup_ratio=0.25, **settings)  # 3 of 12 steps
-    assert factors_of(ratio, STEPS) == pytest.approx(expected)
 
 
 def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
@@ -70,7 +68,6 @@ def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     [
         ({"warmup_steps": 20}, 10, "shorter warm-up in trainer.schedule: it has 20 steps"),
         ({"name": "linear", "warmup_steps": 10}, 10, "it has 10 steps"),
-        ({"warmup_ratio": 1.0}, 10, "it has 10 steps"),
         ({"name": "cosine", "warmup_steps": 6, "decay_ratio": 0.5}, 10, "6 steps of warm-up and 5 of decay"),
         ({"name": "linear", "decay_ratio": 0.02}, 10, "the decay has no effect in 0 steps"),
     ],
@@ -81,27 +78,13 @@ def test_a_run_with_too_few_steps_for_its_schedule_is_refused(settings: Any, ste
         resolve_config(TrainConfig, layers, TaskSet("demo", ToolEnv([]), lambda split: [], ()))
 
 
-@pytest.mark.parametrize("warmup", [0.1, 0.3, 0.5])
-def test_ratios_that_share_a_run_fit_into_every_number_of_steps(warmup: float) -> None:
-    config = ScheduleConfig(name="linear", warmup_ratio=warmup, decay_ratio=1 - warmup)
-    assert all(sum(config.lengths(steps)) <= steps for steps in range(1, 50))
-
-
 def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:
     assert set(map(learning_rate_schedule(ScheduleConfig(), STEPS), range(1, 30))) == {1.0}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"warmup_steps": 2, "warmup_ratio": 0.1},
-        {"min_ratio": 0.1},
-        {"decay_ratio": 0.1},
-        {"name": "linear", "warmup_ratio": 0.5, "decay_ratio": 0.6},
-    ],
-)
-def test_settings_that_contradict_each_other_or_have_no_effect_are_refused(settings: Any) -> None:
-    with pytest.raises(ValidationError, match=r"leave one out|have no effect|above 1"):
+@pytest.mark.parametrize("settings", [{"min_ratio": 0.1}, {"decay_ratio": 0.1}])
+def test_settings_without_effect_are_refused(settings: Any) -> None:
+    with pytest.raises(ValidationError, match="have no effect"):
         ScheduleConfig(**settings)
 
 

@@ -40,13 +40,6 @@ def test_a_model_is_required() -> None:
         resolve_config(TrainConfig, [], taskset())
 
 
-@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}])
-def test_truncated_sampling_is_refused_in_training_with_the_reason(cut: dict[str, Any]) -> None:
-    assert resolve(TrainConfig, [Layer("a.toml", {"top_p": 1.0, "top_k": 0})])
-    with pytest.raises(InvalidInput, match="biases the ratio"):
-        resolve(TrainConfig, [Layer("a.toml", cut)])
-
-
 @pytest.mark.parametrize("key", ["steps", "groups_per_step", "group_size", "max_tokens", "temperature", "threads"])
 def test_zero_is_refused(key: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{key} "):

@@ -181,7 +181,6 @@ def test_a_new_run_cannot_begin_with_an_adapter(whole: Callable[..., Whole], mic
     ("settings", "said"),
     [
         ({"trainer.lora.alpha": 8.0}, "have no effect without an adapter: give rank too"),
-        ({"trainer.lora.rank": 4, "trainer.lora.dropout": 0.1}, "leave dropout out"),
         ({"trainer.lora.rank": -1}, "trainer.lora.rank"),
     ],
 )

@@ -159,7 +159,8 @@ def test_a_worker_has_no_more_episodes_than_its_limit_and_closes_those_that_are_
     assert env.num_closed == 2
 
 
-def test_a_worker_that_hangs_fails_its_attempts_and_gets_no_more() -> None:
+def test_a_worker_that_hangs_fails_its_attempts_and_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_r1.workers.client.STALL_SECONDS", 2.0)
     released = threading.Event()
 
     async def hang(action: Action, context: RolloutContext) -> Transition:
@@ -180,7 +181,7 @@ def test_a_worker_that_hangs_fails_its_attempts_and_gets_no_more() -> None:
     other = Scripted(seen)
     with serving({"env": Scripted(hang)}) as hanging, serving({"env": other}) as working:
         try:
-            visit(play, hanging, working, stall_seconds=2.0)
+            visit(play, hanging, working)
         finally:
             released.set()  # otherwise the worker could not stop
     assert len(other.opened) == other.num_closed == 3
