@@ -25,7 +25,6 @@ from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, tok
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages
 from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats, PreparedBatch, Role
-from agent_r1.trainer.report import join_passes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -220,6 +219,24 @@ def forward_backward(
         for prefix in prefixes.values():
             prefix.backward()
     return join_passes(parts, len(plan.prefix))
+
+
+def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
+    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
+
+    ``prefix`` is the number of tokens in a common prefix, which was read only once for all passes. No two passes may
+    predict the same token.
+    """
+    return PassStats(
+        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
+        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
+        tokens=torch.cat([part.tokens for part in parts]),
+        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
+        ratios=torch.cat([part.ratios for part in parts]).cpu(),
+        entropy=torch.cat([part.entropy for part in parts]).cpu(),
+        num_tokens=prefix + sum(part.num_tokens for part in parts),
+        num_padded_tokens=prefix + sum(part.num_padded_tokens for part in parts),
+    )
 
 
 def _critic_pass(

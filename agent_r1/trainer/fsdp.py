@@ -39,7 +39,7 @@ from agent_r1.trainer.protocol import (
 )
 from agent_r1.trainer.rank_trainer import RankSettings, RankTrainer
 from agent_r1.trainer.ranks import RankGroup
-from agent_r1.trainer.report import join_passes
+from agent_r1.trainer.forward_backward import join_passes
 from agent_r1.trainer.single_process import describe_arithmetic, make_reference, syncs_reference
 
 
@@ -116,23 +116,23 @@ class FsdpTrainer:
         return describe_arithmetic(False, None, self._config.dtype)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        return _sum(self._pass("logprobs", batch, role))
+        return _sum(self._call("logprobs", batch, role))
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        return _sum(self._pass("entropy", batch))
+        return _sum(self._call("entropy", batch))
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        parts = self._pass("top_tokens", batch, count)
+        parts = self._call("top_tokens", batch, count)
         return TopTokens(_sum([part.ids for part in parts]), _sum([part.logprobs for part in parts]))
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        parts = self._pass("values", batch)
+        parts = self._call("values", batch)
         return StateValues(_sum([part.before_token for part in parts]), _sum([part.after_action for part in parts]))
 
     def forward_backward(
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
-        stats = join_passes(self._pass("forward_backward", batch, scale, frozenset(modules)))
+        stats = join_passes(self._call("forward_backward", batch, scale, frozenset(modules)))
         self._last_pass = (stats.loss, frozenset(modules))
         return stats
 
@@ -194,12 +194,6 @@ class FsdpTrainer:
 
     def close(self) -> None:
         self._ranks.close()
-
-    def _pass(self, method: str, *arguments: object) -> list[Any]:
-        # Before the return, ``micro_tokens`` is updated, because the ranks lower this number if memory runs out.
-        results = self._call(method, *arguments)
-        self._micro_tokens = self._call("micro_tokens")[0]
-        return results
 
     def _call(self, method: str, *arguments: object) -> list[Any]:
         with measure("ranks"):

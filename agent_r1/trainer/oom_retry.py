@@ -9,7 +9,6 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -46,14 +45,13 @@ class TokenBudget:
         self.tokens = tokens
         self._freed_memory = FreedMemory()
 
-    def run(self, work: Callable[[int], T | RanOut], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
+    def run(self, work: Callable[[int], T], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
         """Return ``work(self.tokens)``. Each time memory runs out, repeat the work with a smaller ``self.tokens``.
 
         The new ``self.tokens`` is half the size of the largest micro-batch in the failed pass.
 
         Args:
-            work: runs a pass. Its argument is the maximum number of tokens in a micro-batch. If memory runs out,
-                ``work`` raises the error of torch, or returns RanOut.
+            work: runs a pass. Its argument is the maximum number of tokens in a micro-batch.
             largest: returns the number of tokens in the largest micro-batch of the pass. Its argument is the maximum
                 number of tokens in a micro-batch. The result can be above the maximum, because a block (sequences that
                 must be in the same micro-batch) is never divided.
@@ -64,14 +62,14 @@ class TokenBudget:
         """
         while True:
             try:
-                result = work(self.tokens)
+                return work(self.tokens)
             except (RuntimeError, MemoryError) as error:
                 if not is_oom(error):
                     raise
-                result = RanOut(first_line(error))
-            self._freed_memory.give_back()
-            if not isinstance(result, RanOut):
-                return result
+                message = first_line(error)
+            finally:
+                self._freed_memory.give_back()
+            # not in the except block, because the traceback of the error keeps the tensors of the pass in memory
             undo()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -79,32 +77,20 @@ class TokenBudget:
             if failed <= longest_block:
                 raise OutOfMemory(
                     f"memory ran out in passes of {self.tokens} tokens, the longest sequence alone has "
-                    f"{longest_block}: {result.message}; lower --context or --max_tokens, or take a smaller model"
+                    f"{longest_block}: {message}; lower --context or --max_tokens, or take a smaller model"
                 )
             self.tokens = failed // 2
 
 
 @contextmanager
-def explain_oom(work: str) -> Iterator[None]:
-    """Raise OutOfMemory if memory runs out in the ``with`` block. The message of the error contains ``work``."""
+def explain_oom(work: str, do: str = "take a smaller model or more memory") -> Iterator[None]:
+    """Raise OutOfMemory if memory runs out in the ``with`` block. Its message has ``work`` and ``do``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_oom(error):
             raise
-        message = first_line(error)
-        raise OutOfMemory(f"memory ran out in {work}: {message}; take a smaller model or more memory") from error
-
-
-@dataclass(frozen=True, slots=True)
-class RanOut:
-    """The result of work in which memory ran out.
-
-    RanOut is a value, unlike the exception OutOfMemory. The traceback of an exception would keep the tensors of the
-    work in memory.
-    """
-
-    message: str
+        raise OutOfMemory(f"memory ran out in {work}: {first_line(error)}; {do}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain, repeat
@@ -25,7 +26,7 @@ from agent_r1.algorithms.types import StateValues, TopTokens
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, make_micro_batches
+from agent_r1.data.micro_batches import MicroBatch, PassPlan, make_micro_batches
 from agent_r1.data.sequences import Block
 from agent_r1.model.adapter import has_adapter, without_adapter
 from agent_r1.model.value_head import ValueModel, build_value_model
@@ -40,11 +41,10 @@ from agent_r1.model.weights import (
     write_rows,
 )
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.forward_backward import ModelSet, Work, blocks_of, forward_backward
-from agent_r1.trainer.oom_retry import TokenBudget
+from agent_r1.trainer.forward_backward import ModelSet, Work, forward_backward
+from agent_r1.trainer.oom_retry import FreedMemory, explain_oom
 from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, full_tensor, overwrite
 from agent_r1.trainer.protocol import CRITIC, POLICY, Module, OptimStats, PassStats, PreparedBatch, Role
-from agent_r1.trainer.rank_memory import MemoryAgreement
 from agent_r1.trainer.single_process import syncs_reference
 
 P = ParamSpec("P")
@@ -183,7 +183,6 @@ class ShardedModelSet(ModelSet):
     roots: Mapping[nn.Module, OneForward]
     rank: int
     ranks: int
-    memory: MemoryAgreement
 
     def call(self, model: PreTrainedModel, work: Work[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         return self.roots[model](work, *arguments, **options)
@@ -193,23 +192,8 @@ class ShardedModelSet(ModelSet):
         count = torch.tensor(len(own))
         dist.all_reduce(count, dist.ReduceOp.MAX)
         padding = repeat(padding_micro_batch(), int(count) - len(own))
-        return PassPlan(torch.zeros(0, dtype=torch.int64), self.memory.micro_batches(chain(own, padding)))
-
-    def largest_micro_batch(self, blocks: Sequence[Block], micro_tokens: int) -> int:
-        """Return the size, in tokens with padding, of the largest micro-batch of any rank in a pass over ``blocks``."""
-        shares = share_blocks(blocks, self.ranks)
-        return max(micro.padded_size for share in shares for micro in make_micro_batches(share, micro_tokens))
-
-
-class PaddingModelSet(ShardedModelSet):
-    """The sharded models of one rank. Each pass reads a single padding token, instead of the sequences.
-
-    A rank runs such a pass if its memory ran out in a micro-batch. The only purpose is to take part in the exchanges of
-    tensors: the other ranks cannot finish the micro-batch without these exchanges.
-    """
-
-    def plan(self, blocks: Sequence[Block]) -> PassPlan:
-        return PassPlan(torch.zeros(0, dtype=torch.int64), iter([padding_micro_batch().to(self.policy.device)]))
+        device = self.policy.device
+        return PassPlan(torch.zeros(0, dtype=torch.int64), (micro.to(device) for micro in chain(own, padding)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,50 +262,43 @@ class RankTrainer:
         if self._critic is not None:
             shard_critic(self._critic, mesh, config.dtype)
         self._policy = model
-        called = [*roots.values(), *([] if self._critic is None else [self._critic])]
-        self._memory = MemoryAgreement(called, device)
-        self._models, self._padding = (
-            model_set(
-                policy=model,
-                temperature=settings.temperature,
-                micro_tokens=config.micro_tokens,
-                critic=self._critic,
-                reference=self._reference,
-                teacher=teacher,
-                roots=roots,
-                rank=self._rank,
-                ranks=dist.get_world_size(),
-                memory=self._memory,
-            )
-            for model_set in (ShardedModelSet, PaddingModelSet)
+        self._models = ShardedModelSet(
+            policy=model,
+            temperature=settings.temperature,
+            micro_tokens=config.micro_tokens,
+            critic=self._critic,
+            reference=self._reference,
+            teacher=teacher,
+            roots=roots,
+            rank=self._rank,
+            ranks=dist.get_world_size(),
         )
-        self._budget = TokenBudget(config.micro_tokens)
+        self._freed_memory = FreedMemory()
         groups = {POLICY: ParameterGroup(model, config.learning_rate)}
         if self._critic is not None:
             groups[CRITIC] = ParameterGroup(self._critic, config.critic_learning_rate)
         self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
 
     def logprobs(self, batch: TrainingBatch, role: Role) -> Tensor:
-        return self._within_memory(by_sequence(batch.sequences), lambda models: models.logprobs(batch, role))
+        with self._memory():
+            return self._models.logprobs(batch, role)
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        return self._within_memory(by_sequence(batch.sequences), lambda models: models.entropy(batch))
+        with self._memory():
+            return self._models.entropy(batch)
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        return self._within_memory(by_sequence(batch.sequences), lambda models: models.top_tokens(batch, count))
+        with self._memory():
+            return self._models.top_tokens(batch, count)
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        return self._within_memory(by_sequence(batch.sequences), lambda models: models.values(batch))
+        with self._memory():
+            return self._models.values(batch)
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
         """Compute the gradient of the batch's loss, multiplied by ``scale``, for the parameters of ``modules``."""
-        return self._within_memory(
-            blocks_of(batch.batch.sequences, self._algorithm),
-            lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
-        )
-
-    def micro_tokens(self) -> int:
-        return self._budget.tokens
+        with self._memory():
+            return forward_backward(self._models, self._algorithm, batch, scale, modules)
 
     def optim_step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float) -> OptimStats:
         """Take an optimizer step on this rank's part of the weights. ``loss`` is the loss of the whole batch."""
@@ -356,16 +333,17 @@ class RankTrainer:
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
         """Replace the trainer's state."""
         self._overwrite(self._tensors(), tensors)
-        self._budget.tokens = micro_tokens
+        self._models = replace(self._models, micro_tokens=micro_tokens)
 
-    def _within_memory(self, blocks: Sequence[Block], work: Callable[[ShardedModelSet], T]) -> T:
-        return self._budget.run(
-            lambda tokens: self._memory.run(
-                lambda: work(replace(self._models, micro_tokens=tokens)), lambda: work(self._padding)
-            ),
-            lambda tokens: self._models.largest_micro_batch(blocks, tokens),
-            self._optimizer.clear_gradients,
-        )
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        # FSDP exchanges tensors in every layer, so a rank without memory cannot repeat a pass alone. The error ends all
+        # ranks, and the run continues from its last checkpoint.
+        work = f"rank {self._rank} of the trainer, in passes of {self._models.micro_tokens} tokens"
+        do = "lower --trainer.micro_tokens, and continue the run from its last checkpoint with --resume"
+        with explain_oom(work, do):
+            yield
+        self._freed_memory.give_back()
 
     def _tensors(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {}

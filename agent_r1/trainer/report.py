@@ -50,24 +50,6 @@ Outcome = Trained | Excluded
 """What an update did with an attempt: the attempt was used for training, or excluded for a reason."""
 
 
-def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
-    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
-
-    ``prefix`` is the number of tokens in a common prefix, which was read only once for all passes. No two passes may
-    predict the same token.
-    """
-    return PassStats(
-        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
-        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
-        tokens=torch.cat([part.tokens for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
-        ratios=torch.cat([part.ratios for part in parts]).cpu(),
-        entropy=torch.cat([part.entropy for part in parts]).cpu(),
-        num_tokens=prefix + sum(part.num_tokens for part in parts),
-        num_padded_tokens=prefix + sum(part.num_padded_tokens for part in parts),
-    )
-
-
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     """Return metrics of rewards and of excluded attempts. ``kept`` is ``selection`` after the filters of the algorithm.
 
