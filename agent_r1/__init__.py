@@ -21,9 +21,9 @@ if sys.platform == "win32":  # checked before the imports below, because they ne
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm as Algorithm
-    from agent_r1.algorithms.component import Advantage as Advantage
     from agent_r1.algorithms.policy_losses import Clip as Clip, PolicyLoss as PolicyLoss
     from agent_r1.algorithms.presets import ALGORITHMS as ALGORITHMS
+    from agent_r1.algorithms.types import Advantage as Advantage
     from agent_r1.core.environment import (
         Env as Env,
         Episode as Episode,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "algorithms.algorithm": "Algorithm",
-    "algorithms.component": "Advantage",
+    "algorithms.types": "Advantage",
     "algorithms.policy_losses": "Clip PolicyLoss",
     "algorithms.presets": "ALGORITHMS",
     "core.environment": "Env Episode RolloutContext Transition",

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from preloaded import FORKSERVER
 
-from agent_r1.trainer.rank_process import serve_rank
+from agent_r1.trainer.ranks import serve_rank
 
 
 class ForkedProcess:

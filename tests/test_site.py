@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Component
+from agent_r1.algorithms.types import Component
 from agent_r1.cli import cli
 from agent_r1.config import setting_keys
 from agent_r1.training.config import TrainConfig

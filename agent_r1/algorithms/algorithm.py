@@ -15,7 +15,6 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.component import Advantage, Component, Level, Need
 from agent_r1.algorithms.loss_terms import (
     Correction,
     Distillation,
@@ -39,7 +38,18 @@ from agent_r1.algorithms.ops import (
 )
 from agent_r1.algorithms.policy_losses import Clip, PolicyLoss
 from agent_r1.algorithms.shaping import Filters, RewardShaping, drop_constant_groups
-from agent_r1.algorithms.types import Metrics, ModelOutputs, StateValues, TokenOutputs, TokenWeights, ValueTargets
+from agent_r1.algorithms.types import (
+    Advantage,
+    Component,
+    Level,
+    Metrics,
+    ModelOutputs,
+    Need,
+    StateValues,
+    TokenOutputs,
+    TokenWeights,
+    ValueTargets,
+)
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TokenScope, TrainingBatch
 from agent_r1.data.training_sample import Selection
@@ -149,6 +159,11 @@ class Algorithm(Component):
     def warmup(self) -> int:
         """Number of updates at the start of the run in which only the critic is trained."""
         return self.advantage.warmup if isinstance(self.advantage, WithCritic) else 0
+
+    @property
+    def syncs_reference(self) -> bool:
+        """Whether the reference policy changes during a run."""
+        return self.kl is not None and self.kl.sync_steps > 0
 
     def select(self, selection: Selection, version: int) -> Selection:
         """Return ``selection`` without the samples that the settings ``filters`` and ``constant_groups`` remove.

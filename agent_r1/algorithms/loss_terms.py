@@ -14,9 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Component, Level, require
 from agent_r1.algorithms.ops import clamp_log_ratio, kl_k1, kl_k2, kl_k3, kl_k3_plus, kl_k3_unbiased
-from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.algorithms.types import Component, Level, ModelOutputs, TokenOutputs, require
 from agent_r1.data.batch import TrainingBatch, index_within, segment_mean, segment_sum
 
 

@@ -13,9 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Component, Level
 from agent_r1.algorithms.ops import clamp_log_ratio
-from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.algorithms.types import Component, Level, TokenOutputs
 from agent_r1.data.batch import segment_mean, segment_sum
 
 ALL_LEVELS: Set[Level] = {"token", "turn", "trajectory"}

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Advantage, Component
 from agent_r1.algorithms.loss_terms import TokenMask
 from agent_r1.algorithms.policy_losses import PolicyLoss
 from agent_r1.algorithms.presets import ALGORITHMS
+from agent_r1.algorithms.types import Advantage, Component
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.redaction import flatten

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Component
 from agent_r1.algorithms.ops import discounted_sums, group_std, has_variance, reaches
+from agent_r1.algorithms.types import Component
 from agent_r1.core.trajectory import Turn
 from agent_r1.data.batch import TrainingBatch, segment_count, segment_first, segment_max, segment_mean
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.advantages.returns import Success, Zero
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import ClipCov, Correction, Kl
 from agent_r1.algorithms.shaping import RewardShaping
+from agent_r1.algorithms.types import Level
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import Dtype
 
 COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
@@ -171,3 +172,15 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
         yield "advantage zero trains nothing alone: give distillation.top_k, sft_coef, observation_nll_coef or kl"
     if isinstance(advantage, Success) and algorithm.filters.success not in (None, advantage.threshold):
         yield "filters.success and advantage.threshold both define success: give them the same number"
+
+
+def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
+    """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
+
+    No correction is added if ``algorithm`` has or cannot have one, or if ``given`` names a setting of it.
+    """
+    if trainer == engine or algorithm.correction is not None:
+        return algorithm
+    corrected = algorithm.model_copy(update={"correction": Correction()})
+    unwanted = any(key.startswith("algorithm.correction") for key in given)
+    return algorithm if unwanted or any(incompatibilities(corrected)) else corrected

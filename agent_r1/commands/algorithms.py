@@ -15,7 +15,7 @@ from agent_r1.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from agent_r1.algorithms.algorithm import Algorithm
-    from agent_r1.algorithms.component import Component
+    from agent_r1.algorithms.types import Component
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig, keys=())
@@ -67,8 +67,8 @@ def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str,
     ``prefix`` is the beginning of each option, such as ``--algorithm.loss.``. ``is_on``: whether the algorithm uses the
     component. If false, the explanations show default values.
     """
-    from agent_r1.algorithms.component import Component
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices
+    from agent_r1.algorithms.types import Component
 
     for name, value in component:
         field, key = type(component).model_fields[name], f"{prefix}{name}"

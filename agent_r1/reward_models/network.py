@@ -7,7 +7,7 @@ micro-batch is a part of the batch, and has s turns with action tokens and n act
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import atomic_dir
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, plan_passes
-from agent_r1.data.sequences import PrefixSharing
+from agent_r1.data.sequences import MicroBatch, PrefixSharing, by_sequence, plan_passes
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, supports_tree_mask, token_logprobs
 from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import ValueModel, load_value_model, save_value_model
@@ -133,9 +132,9 @@ def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
     return PrefixSharing(models[0].config.get_text_config().hidden_size, across_micro_batches=True)
 
 
-def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[PassPlan, Prefixes]:
-    plan = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
-    return plan, tuple(PrefixStates(model, plan.prefix.to(model.device)) for model in network.backbones)
+def _plan(network: Network, packed: PackedTraces, micro_tokens: int) -> tuple[Iterator[MicroBatch], Prefixes]:
+    prefix, micro_batches = plan_passes(by_sequence(packed.sequences), micro_tokens, network.sharing)
+    return micro_batches, tuple(PrefixStates(model, prefix.to(model.device)) for model in network.backbones)
 
 
 def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Tensor:
@@ -145,8 +144,8 @@ def score_turns(network: Network, packed: PackedTraces, micro_tokens: int) -> Te
     """
     scores = torch.zeros(len(packed.trace_of_turn))
     with torch.no_grad():
-        plan, prefixes = _plan(network, packed, micro_tokens)
-        for micro in plan.micro_batches:
+        micro_batches, prefixes = _plan(network, packed, micro_tokens)
+        for micro in micro_batches:
             scores[micro.turns] = network.turn_scores(micro, packed.turn_of_token, prefixes).float()
     return scores
 
@@ -163,8 +162,8 @@ def backward(network: Network, packed: PackedTraces, loss: TurnLoss, micro_token
     L and dL/dscore are computed from these scores. Then each micro-batch is run again, with the loss
     sum(score * dL/dscore) over its turns. The gradients of these losses add up to the gradient of L.
     """
-    plan, prefixes = _plan(network, packed, micro_tokens)
-    micros = list(plan.micro_batches)
+    micro_batches, prefixes = _plan(network, packed, micro_tokens)
+    micros = list(micro_batches)
     if sum(micro.padded_size for micro in micros) <= micro_tokens:
         turns = torch.cat([micro.turns for micro in micros])
         computed = torch.cat([network.turn_scores(micro, packed.turn_of_token, prefixes) for micro in micros]).float()

@@ -44,14 +44,12 @@ from agent_r1.reward_models.network import (
     trace_loss,
 )
 from agent_r1.store.reader import RunReader
-from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.optimizer import Optimizer
 from agent_r1.trainer.protocol import CRITIC
 
 WARMUP = 0.1
 """The share of the optimizer steps in which the learning rate rises."""
-
-BETAS, MAX_GRAD_NORM = (0.9, 0.95), 1.0
-"""The decay rates of AdamW's moments, and the maximum norm of the gradient (gradient clipping), as in the trainer."""
 
 SCORED_AT_ONCE = 256
 
@@ -148,8 +146,8 @@ def _fit(
     config: RewardModelConfig,
     say: Callable[[str], None],
 ) -> tuple[float, ...]:
-    groups = {CRITIC: ParameterGroup(weights.weights, config.learning_rate)}
-    optimizer = Optimizer(groups, BETAS, config.weight_decay, MAX_GRAD_NORM)
+    settings = TrainerConfig(critic_learning_rate=config.learning_rate, weight_decay=config.weight_decay)
+    optimizer = Optimizer({CRITIC: weights.weights}, settings)
     # Attempts of a group begin alike: in one batch, the tokens that they share are computed once.
     by_group = config.loss == "pairs" or model.network.sharing is not None
     traces = with_contrast(traces) if config.loss == "pairs" else traces

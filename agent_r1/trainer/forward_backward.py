@@ -1,4 +1,4 @@
-"""Forward and backward passes of the models over a batch, in micro-batches.
+"""Forward and backward passes of the models over a batch, in micro-batches, and the memory that the passes use.
 
 Shapes: N tokens and S turns in the batch; n tokens and s turns in a micro-batch of B sequences padded to T tokens;
 hidden size H.
@@ -6,8 +6,13 @@ hidden size H.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -16,11 +21,18 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import StateValues, TokenOutputs, TokenWeights, TopTokens, ValueTargets
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.profile import measure
 from agent_r1.data.batch import TrainingBatch, unique_ids
-from agent_r1.data.micro_batches import MicroBatch, PassPlan, by_sequence, by_trajectory, plan_passes
-from agent_r1.data.sequences import Block, PrefixSharing, TokenSequence
+from agent_r1.data.sequences import (
+    Block,
+    MicroBatch,
+    PrefixSharing,
+    TokenSequence,
+    by_sequence,
+    by_trajectory,
+    plan_passes,
+)
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, token_scores, top_tokens
 from agent_r1.model.value_head import ValueModel
 from agent_r1.model.vision import ImageProcessor, PassImages
@@ -29,6 +41,17 @@ from agent_r1.trainer.protocol import CRITIC, MODULES, POLICY, Module, PassStats
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[Concatenate[PreTrainedModel, P], T]
+
+OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Texts in the RuntimeError that PyTorch's CPU allocator or cuBLAS raises if memory runs out."""
+
+STATM = Path("/proc/self/statm")
+
+KEPT = 2**30
+"""Number of bytes by which the process may grow before it gives freed memory back to the operating system.
+
+With a model of 14 million parameters, giving memory back after each pass would take an eighth of a training step.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,16 +79,13 @@ class ModelSet:
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
         """Return the log-probability that the model ``role`` gives to each token: (N,) float64 on the CPU.
 
-        The log-probability is 0 for a token that is in none of ``batch.sequences``. The methods :meth:`entropy`,
-        :meth:`top_tokens` and :meth:`values` return 0 for such a token, too.
+        As in the methods below, the number is 0 for a token that is in none of ``batch.sequences``.
         """
         model = {"policy": self.policy, "reference": self.reference, "teacher": self.teacher}[role]
         if model is None:
             raise ValueError(f"this algorithm has no {role}")
         logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
-        for micro, prefix in self._passes(batch, backbone_of(model)):
-            images = self.read_images(micro)
-            scored, _ = self.call(model, score_tokens, batch, micro, self.temperature, prefix, images=images)
+        for micro, scored, _ in self._scores(batch, model):
             logprobs[micro.tokens] = scored.double().cpu()
         return logprobs
 
@@ -73,22 +93,24 @@ class ModelSet:
     def entropy(self, batch: TrainingBatch) -> Tensor:
         """Return the policy's entropy at each token, in nats: (N,) float64 on the CPU."""
         entropy = torch.zeros(len(batch.ids), dtype=torch.float64)
-        for micro, prefix in self._passes(batch, backbone_of(self.policy)):
-            images = self.read_images(micro)
-            _, scored = self.call(self.policy, score_tokens, batch, micro, self.temperature, prefix, images=images)
+        for micro, _, scored in self._scores(batch, self.policy):
             entropy[micro.tokens] = scored.double().cpu()
         return entropy
 
+    def _scores(self, batch: TrainingBatch, model: PreTrainedModel) -> Iterator[tuple[MicroBatch, Tensor, Tensor]]:
+        for micro, prefix in self._passes(batch, backbone_of(model)):
+            images = self.read_images(micro)
+            logprobs, entropy = self.call(model, score_tokens, batch, micro, self.temperature, prefix, images=images)
+            yield micro, logprobs, entropy  # (n,) each
+
     @torch.no_grad()
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k).
-
-        k is the smallest of three numbers: ``count``, the policy's vocabulary size, the teacher's vocabulary size.
-        """
+        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k)."""
         if self.teacher is None:
             raise ValueError("this algorithm has no teacher")
+        # a teacher can embed more tokens than the policy, whose vocabulary bounds the tokens
         vocabulary = self.policy.get_output_embeddings().weight.shape[0]
-        shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))
+        shape = (len(batch.ids), min(count, vocabulary, self.teacher.get_output_embeddings().weight.shape[0]))  # (N, k)
         top = TopTokens(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.float64))
         for micro, prefix in self._passes(batch, backbone_of(self.teacher)):
             arguments = (micro, prefix, self.read_images(micro), count, self.temperature, vocabulary)
@@ -120,11 +142,11 @@ class ModelSet:
         """Return ``work(model, *arguments, **options)``. A subclass first gathers the weights of a sharded model."""
         return work(model, *arguments, **options)
 
-    def plan(self, blocks: Sequence[Block]) -> PassPlan:
+    def plan(self, blocks: Sequence[Block]) -> tuple[Tensor, Iterator[MicroBatch]]:
         """Return the common prefix of all sequences in ``blocks``, and micro-batches of the tokens after the prefix."""
         with measure("packing"):
-            plan = plan_passes(blocks, self.micro_tokens, self.sharing)
-        return PassPlan(plan.prefix.to(self.policy.device), self._on_device(plan.micro_batches))
+            prefix, micro_batches = plan_passes(blocks, self.micro_tokens, self.sharing)
+        return prefix.to(self.policy.device), self._on_device(micro_batches)
 
     def _on_device(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         while True:
@@ -136,20 +158,16 @@ class ModelSet:
             yield micro
 
     def _passes(self, batch: TrainingBatch, backbone: PreTrainedModel) -> Iterator[tuple[MicroBatch, PrefixStates]]:
-        plan = self.plan(by_sequence(batch.sequences))
+        ids, micro_batches = self.plan(by_sequence(batch.sequences))
         with measure("forward"):
-            prefix = PrefixStates(backbone, plan.prefix)
-        for micro in plan.micro_batches:
+            prefix = PrefixStates(backbone, ids)
+        for micro in micro_batches:
             with measure("forward"):  # the caller runs the model before it takes the next micro-batch
                 yield micro, prefix
 
 
 def blocks_of(sequences: Sequence[TokenSequence], algorithm: Algorithm) -> list[tuple[TokenSequence, ...]]:
-    """Group ``sequences`` into blocks, and return the blocks. A block is never divided between micro-batches.
-
-    If the algorithm needs whole trajectories, a block holds all sequences of a trajectory. Otherwise a block holds one
-    sequence.
-    """
+    """Group ``sequences`` into blocks, which are never divided between micro-batches: trajectories or sequences."""
     return by_trajectory(sequences) if algorithm.needs_whole_trajectories else by_sequence(sequences)
 
 
@@ -165,14 +183,9 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return (log-probabilities, entropies) at the n tokens of a micro-batch, in nats: (n,) each.
 
-    With ``others``, k more tokens are scored at each position. The log-probabilities then have the shape (n, 1 + k).
-    Column 0 is for the token of the batch, and columns 1 to k are for the tokens in ``others``.
-
-    Args:
-        prefix: the keys and values of the tokens with which all sequences begin. These tokens are not in ``micro``.
-            None: all tokens are in ``micro``.
-        entropy_gradient: whether the entropies have a gradient.
-        others: the ids of the k other tokens at the position of each of the N tokens of the batch: (N, k).
+    With ``others`` (N, k), the ids of k more tokens at each position, the log-probabilities have the shape (n, 1 + k):
+    column 0 is for the token of the batch, and columns 1 to k are for ``others``. ``prefix`` holds the keys and values
+    of the tokens with which all sequences begin, and which are not in ``micro``.
     """
     hidden = hidden_states(model, micro.ids, micro.position_ids, micro.subtree_end, prefix, images).flatten(0, 1)
     hidden = hidden[micro.logit_positions]  # (n, H)
@@ -202,41 +215,23 @@ def forward_backward(
     scale: float = 1.0,
     modules: Collection[Module] = MODULES,
 ) -> PassStats:
-    """Accumulate the gradient of the loss, multiplied by ``scale``, in the parameters' ``grad``. Return statistics.
+    """Accumulate the gradient of the loss, multiplied by ``scale``, in ``grad`` of the parameters of ``modules``.
 
-    Only parameters of ``modules`` get a gradient. If "policy" is not in ``modules``, the loss is only the value loss of
-    the critic. The batch must have at least one sequence.
+    If "policy" is not in ``modules``, the loss is only the value loss of the critic. The batch must have at least one
+    sequence.
     """
-    plan = models.plan(blocks_of(prepared.batch.sequences, algorithm))
+    ids, micro_batches = models.plan(blocks_of(prepared.batch.sequences, algorithm))  # ids: (S,) the common prefix
     backbones = {POLICY: backbone_of(models.policy)}
     if models.critic is not None:
         backbones[CRITIC] = models.critic.backbone
     with measure("forward"):
-        prefixes = {module: PrefixStates(backbones[module], plan.prefix) for module in backbones if module in modules}
+        prefixes = {module: PrefixStates(backbones[module], ids) for module in backbones if module in modules}
     one_pass = _micro_batch_pass if POLICY in modules else _critic_pass
-    parts = [one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in plan.micro_batches]
+    parts = [one_pass(models, algorithm, prepared, micro, scale, prefixes) for micro in micro_batches]
     with measure("backward"):
         for prefix in prefixes.values():
             prefix.backward()
-    return join_passes(parts, len(plan.prefix))
-
-
-def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
-    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
-
-    ``prefix`` is the number of tokens in a common prefix, which was read only once for all passes. No two passes may
-    predict the same token.
-    """
-    return PassStats(
-        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
-        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
-        tokens=torch.cat([part.tokens for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
-        ratios=torch.cat([part.ratios for part in parts]).cpu(),
-        entropy=torch.cat([part.entropy for part in parts]).cpu(),
-        num_tokens=prefix + sum(part.num_tokens for part in parts),
-        num_padded_tokens=prefix + sum(part.num_padded_tokens for part in parts),
-    )
+    return join_passes(parts, len(ids))
 
 
 def _critic_pass(
@@ -380,3 +375,118 @@ def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like
     weight = _state_values_at(targets.weight, micro, like)
     scaled = StateValues(scale * weight.before_token, scale * weight.after_action)
     return ValueTargets(_state_values_at(targets.target, micro, like), scaled)
+
+
+def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
+    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
+
+    ``prefix`` is the number of tokens in a common prefix, which was read only once. No two passes may predict the same
+    token.
+    """
+    return PassStats(
+        loss=torch.stack([part.loss for part in parts]).sum().cpu(),
+        metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
+        tokens=torch.cat([part.tokens for part in parts]),
+        logprobs=torch.cat([part.logprobs for part in parts]).cpu(),
+        ratios=torch.cat([part.ratios for part in parts]).cpu(),
+        entropy=torch.cat([part.entropy for part in parts]).cpu(),
+        num_tokens=prefix + sum(part.num_tokens for part in parts),
+        num_padded_tokens=prefix + sum(part.num_padded_tokens for part in parts),
+    )
+
+
+# Memory of the passes
+
+
+class OutOfMemory(AgentR1Error):
+    """Memory ran out in an update, and smaller micro-batches cannot help."""
+
+
+class TokenBudget:
+    """The maximum number of tokens in a micro-batch (``tokens``), which is lowered each time memory runs out.
+
+    A smaller maximum changes the loss of a batch only by rounding errors.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._freed_memory = FreedMemory()
+
+    def run(self, work: Callable[[int], T], largest: Callable[[int], int], undo: Callable[[], None]) -> T:
+        """Return ``work(self.tokens)``. Each time memory runs out, repeat the work with a smaller ``self.tokens``.
+
+        ``largest`` returns the size of the largest micro-batch of the pass for a maximum number of tokens. ``undo``
+        clears the gradients of a failed pass. Raise OutOfMemory if the largest micro-batch was a single block, which is
+        never divided.
+        """
+        while True:
+            try:
+                return work(self.tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_oom(error):
+                    raise
+                message = first_line(error)
+            finally:
+                self._freed_memory.give_back()
+            # not in the except block, because the traceback of the error keeps the tensors of the pass in memory
+            undo()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            failed, longest_block = largest(self.tokens), largest(1)  # 1: each block is a micro-batch by itself
+            if failed <= longest_block:
+                raise OutOfMemory(
+                    f"memory ran out in passes of {self.tokens} tokens, the longest sequence alone has "
+                    f"{longest_block}: {message}; lower --context or --max_tokens, or take a smaller model"
+                )
+            self.tokens = failed // 2  # not self.tokens // 2: the micro-batch can be far below its maximum
+
+
+@contextmanager
+def explain_oom(work: str, do: str = "take a smaller model or more memory") -> Iterator[None]:
+    """Raise OutOfMemory if memory runs out in the ``with`` block. Its message has ``work`` and ``do``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_oom(error):
+            raise
+        raise OutOfMemory(f"memory ran out in {work}: {first_line(error)}; {do}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def is_oom(error: RuntimeError | MemoryError) -> bool:
+    known = any(message in str(error) for message in OOM_MESSAGES)
+    return known or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+class FreedMemory:
+    """Gives freed memory of the process back to the operating system, if the C library is glibc.
+
+    glibc keeps freed memory, but tensors of new sizes often do not fit into the freed memory. So the process would grow
+    with each step: a run of SmolLM2-135M held 20 GB after 16 steps.
+    """
+
+    def __init__(self) -> None:
+        # bytes that the process held at first, or after the last return
+        self._resident = 0 if _malloc_trim() is None else _resident_bytes()
+
+    def give_back(self) -> None:
+        """Give freed memory back if the process has grown by ``KEPT`` bytes. Call this method after each pass."""
+        trim = _malloc_trim()
+        if trim is not None and _resident_bytes() > self._resident + KEPT:
+            trim(0)  # 0: keep no freed memory at the ends of the heaps
+            self._resident = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    return int(STATM.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim if STATM.exists() else None
+    except (OSError, AttributeError):
+        return None

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,57 +15,37 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import get_scheduler
 
 from agent_r1.core.errors import InvalidInput, import_extra
-from agent_r1.trainer.config import OptimizerName, ScheduleConfig
-from agent_r1.trainer.protocol import Module, OptimStats
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterGroup:
-    module: nn.Module
-    learning_rate: float
+from agent_r1.trainer.config import ScheduleConfig, TrainerConfig
+from agent_r1.trainer.protocol import POLICY, Module, OptimStats
 
 
 class Optimizer:
-    """An AdamW optimizer (arXiv:1711.05101) for several modules. The gradient of each module is clipped separately.
+    """AdamW (arXiv:1711.05101) for several modules. The gradient of each module is clipped separately.
 
-    Weight decay applies only to parameters with two or more dimensions.
-
-    Args:
-        max_norm: the maximum norm of the gradient of a module.
-        name: "adamw" for moments in float32, "adamw-8bit" for moments in 8 bits (arXiv:2110.02861).
-
-    Raises:
-        InvalidInput: the package of the 8-bit optimizer is not installed.
+    Weight decay applies only to parameters with two or more dimensions. With ``config.optimizer`` "adamw-8bit", the
+    moments have 8 bits (arXiv:2110.02861). Raise InvalidInput if the package of this optimizer is not installed.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[Module, ParameterGroup],
-        betas: tuple[float, float],
-        weight_decay: float,
-        max_norm: float,
-        name: OptimizerName = "adamw",
-    ) -> None:
-        self._max_norm = max_norm
+    def __init__(self, modules: Mapping[Module, nn.Module], config: TrainerConfig) -> None:
+        self._max_norm = config.max_grad_norm
         self._parameters: dict[Module, dict[str, nn.Parameter]] = {
-            module: {name: p for name, p in group.module.named_parameters() if p.requires_grad}
-            for module, group in groups.items()
+            name: {key: p for key, p in module.named_parameters() if p.requires_grad}
+            for name, module in modules.items()
         }
-        adamw_groups: list[dict[str, Any]] = []
-        for module, group in groups.items():
-            parameters = list(self._parameters[module].values())
-            matrices, vectors = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
-            adamw_groups.append({"params": matrices, "lr": group.learning_rate, "weight_decay": weight_decay})
-            adamw_groups.append({"params": vectors, "lr": group.learning_rate, "weight_decay": 0.0})
-        self._learning_rates: list[float] = [group["lr"] for group in adamw_groups]
-        self._adamw = (_adamw if name == "adamw" else _adamw_8bit)(adamw_groups, betas)
+        groups: list[dict[str, Any]] = []
+        for name, named in self._parameters.items():
+            rate = config.learning_rate if name == POLICY else config.critic_learning_rate
+            matrices = [p for p in named.values() if p.ndim > 1]
+            vectors = [p for p in named.values() if p.ndim <= 1]
+            groups.append({"params": matrices, "lr": rate, "weight_decay": config.weight_decay})
+            groups.append({"params": vectors, "lr": rate, "weight_decay": 0.0})
+        self._learning_rates: list[float] = [group["lr"] for group in groups]
+        self._adamw = (_adamw if config.optimizer == "adamw" else _adamw_8bit)(groups, config.betas)
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip the gradients of ``modules``, and update their weights.
+        """Clip the gradients of ``modules``, update their weights, and clear the gradients of all modules.
 
-        If ``loss`` or a gradient is not finite, no weight and no moment changes. The configured learning rates are
-        multiplied by ``learning_rate_factor``. At the end, the gradients of all modules of this optimizer are cleared,
-        including modules that are not in ``modules``.
+        If ``loss`` or a gradient is not finite, no weight and no moment changes.
         """
         for module, parameters in self._parameters.items():
             if module not in modules:
@@ -88,10 +67,7 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the moments and step counters by name, such as ``policy.lm_head.weight.exp_avg``, without a copy.
-
-        A moment in 8 bits is several tensors, such as ``policy.lm_head.weight.exp_avg.codes``.
-        """
+        """Return the moments and step counters by name, such as ``policy.lm_head.weight.exp_avg``, without a copy."""
         return {
             f"{module}.{name}.{key}": tensor
             for module, parameters in self._parameters.items()
@@ -102,13 +78,9 @@ class Optimizer:
 
 
 def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int], float]:
-    """Return a function ``factor``. In update k, the configured learning rates are multiplied by ``factor(k)``.
+    """Return the function of k by whose result the learning rates are multiplied in update k = 1 .. ``steps``.
 
-    k counts from 1 to ``steps``. The decay is as in the library transformers. The warm-up differs: with
-    ``min_ratio`` 0, the first factor of a warm-up of n steps is 1/n. In transformers, the first factor is 0.
-
-    Example:
-        learning_rate_schedule(ScheduleConfig(name="linear", warmup_steps=2), steps=12)(1) == 0.5
+    The schedules are those of transformers, but the warm-up is one step ahead: its first factor is 1/n, and not 0.
     """
     warmup, decay = config.lengths(steps)
     # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
@@ -133,10 +105,7 @@ def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor if ``tensor`` is divided among ranks; otherwise ``tensor`` itself.
-
-    All ranks must call this function together.
-    """
+    """Return the whole tensor if ``tensor`` is divided among ranks. All ranks must call this function together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -170,7 +139,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> None:
-    # If all parameters are on a CPU, this function turns the compilation off, because a C++ compiler can be missing.
+    # torchao compiles its steps. On a CPU they are not compiled, because a C++ compiler can be missing.
     on_cpu = True
     for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
         if isinstance(group["lr"], Tensor):
@@ -183,6 +152,7 @@ def _step(optimizer: torch.optim.Optimizer, learning_rates: Sequence[float]) -> 
 
 
 def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    # a moment in 8 bits is several tensors, such as exp_avg.codes
     if isinstance(value, DTensor) or not is_traceable_wrapper_subclass(value):
         yield name, value
         return

@@ -98,7 +98,7 @@ class TrainerState:
     scalars: Mapping[str, int | float | str]
 
 
-class Trainer(Protocol):
+class TrainerBackend(Protocol):
     """A service that holds the models of an algorithm, computes gradients and takes optimizer steps.
 
     All methods block the calling thread, so call them from a worker thread.

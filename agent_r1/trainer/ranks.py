@@ -1,22 +1,38 @@
-"""Start and control ranks. Ranks are processes that compute together."""
+"""Ranks: processes that compute together. The first half runs in the process of the run, the second in each rank.
+
+python -m agent_r1.trainer.ranks DESCRIPTOR        reads requests from an inherited pipe
+python -m agent_r1.trainer.ranks HOST PORT RANK    connects to the run, with the key AGENT_R1_RANK_KEY; ends when its
+                                                   standard input is closed
+"""
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
 import pickle
+import queue
+import secrets
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Pipe, answer_challenge, deliver_challenge, wait
 from typing import Any, Generic, Protocol, TypeVar
 
-from agent_r1.core.errors import AgentR1Error
-from agent_r1.trainer.rank_process import Failure, Place, Start
+import torch.distributed as dist
+
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 
 T = TypeVar("T")
 
@@ -29,13 +45,56 @@ If the process of a rank crashes, other ranks fail too, and their failures are s
 wait gives time to find the rank that crashed.
 """
 
+KEY_VARIABLE = "AGENT_R1_RANK_KEY"
+"""The environment variable from which the process of a rank reads its key."""
+
+PROOF_SECONDS = 30
+"""The longest wait, in seconds, for each message in which a connecting rank proves that it knows the key."""
+
+NUMBER = struct.Struct("!I")
+"""The binary format of the first message that a rank sends. The message contains only the index of the rank."""
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The index of a rank (from 0), the number of ranks, and the machine and device of the rank."""
+
+    rank: int
+    ranks: int
+    device: str
+    """``cpu`` or ``cuda``."""
+    host: str
+    """The address at which the other ranks reach this rank."""
+    gpu: int
+    """The index of the rank's GPU. It has no effect if the device is ``cpu``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that a request raised. ``error`` is None if the exception is no AgentR1Error."""
+
+    error: AgentR1Error | None
+    message: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[T]):
+    """A request to a rank: keep the result of ``make()``, and pass this result to each later request."""
+
+    make: Callable[[], T]
+
 
 class RankFailed(AgentR1Error):
-    """Raised if a rank raises an exception that is no AgentR1Error, or if the process of a rank ends."""
+    """A rank raised an exception that is no AgentR1Error, or its process ended."""
 
 
 class RankDied(RankFailed):
-    """Raised if the process of a rank ends. ``event`` says which rank ended, and how."""
+    """The process of a rank ended. ``event`` says which rank, and how."""
 
     def __init__(self, event: str) -> None:
         self.event = event
@@ -55,17 +114,11 @@ class RankProcess(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    rank: int
-    code: int
-
-
 class _Endings:
-    """A list of the rank processes that have ended."""
+    """The exit codes of the rank processes that have ended, in the order in which their ends were noticed."""
 
     def __init__(self) -> None:
-        self._ends: list[_End] = []
+        self._codes: dict[int, int] = {}  # rank -> exit code, or -N if signal N ended the process
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
 
@@ -73,14 +126,16 @@ class _Endings:
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
 
-    def cause(self) -> _End:
+    def cause(self) -> tuple[int, int]:
+        """Wait until a rank has ended. Return the rank and the exit code that explain why the ranks cannot go on."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ends)
+            self._changed.wait_for(lambda: self._codes)
+            # If one rank is killed, NCCL aborts the others, and an abort can be noticed before the kill.
             self._changed.wait_for(self._not_aborted, GRACE_SECONDS)
-            return next(iter(self._not_aborted()), self._ends[0])
+            return next(iter(self._not_aborted() or self._codes.items()))
 
-    def _not_aborted(self) -> list[_End]:
-        return [end for end in self._ends if end.code != -signal.SIGABRT]
+    def _not_aborted(self) -> list[tuple[int, int]]:
+        return [(rank, code) for rank, code in self._codes.items() if code != -signal.SIGABRT]
 
     def join(self) -> None:
         for thread in self._threads:
@@ -88,21 +143,18 @@ class _Endings:
                 thread.join()
 
     def _wait(self, rank: int, process: RankProcess) -> None:
-        end = _End(rank, process.wait())
+        code = process.wait()
         with self._changed:
-            self._ends.append(end)
+            self._codes[rank] = code
             self._changed.notify_all()
 
 
 def start_process(pipe: Connection) -> RankProcess:
-    """Start the process of a rank, which reads its requests from ``pipe``.
-
-    Ctrl-C in a terminal does not reach the process.
-    """
+    """Start the process of a rank, which reads its requests from ``pipe``."""
     descriptor = pipe.fileno()
-    words = [sys.executable, "-m", "agent_r1.trainer.rank_process", str(descriptor)]
-    path = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": path}
+    words = [sys.executable, "-m", "agent_r1.trainer.ranks", str(descriptor)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # process_group=0: Ctrl-C in a terminal does not reach the process
     return subprocess.Popen(words, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment, process_group=0)
 
 
@@ -171,9 +223,9 @@ class RankGroup(Generic[T]):
 
     def start(self, make: Callable[[], T]) -> None:
         """Call ``make()`` on each rank. Each rank keeps the result as its object."""
-        self._request(Start(make))
+        self.call(Start(make))
 
-    def call(self, request: Callable[[T], Any]) -> list[Any]:
+    def call(self, request: Callable[[T], Any] | Start[T]) -> list[Any]:
         """Call ``request`` on each rank. Return the results in the order of the ranks.
 
         Raises:
@@ -181,9 +233,6 @@ class RankGroup(Generic[T]):
             RankDied: the process of a rank ended.
             RankFailed: the request raised an exception that is no AgentR1Error.
         """
-        return self._request(request)
-
-    def _request(self, request: Callable[[T], Any] | Start[T]) -> list[Any]:
         message = pickle.dumps(request)
         for rank in range(len(self._pipes)):
             self._send(rank, message)
@@ -223,7 +272,7 @@ class RankGroup(Generic[T]):
         if failure.error is not None:
             self.close()
             return failure.error
-        if self._has_ended(others):
+        if self._has_ended(others):  # then the failure is only a consequence
             return self._explain_end()
         self.close()
         error = RankFailed(f"rank {rank} of the trainer failed: {failure.message}")
@@ -243,11 +292,11 @@ class RankGroup(Generic[T]):
         return False
 
     def _explain_end(self) -> RankDied:
-        end = self._endings.cause()
-        process = self._processes[end.rank].pid
+        rank, code = self._endings.cause()
+        process = self._processes[rank].pid
         self.close()
-        how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
-        return RankDied(f"rank {end.rank} of the trainer (process {process}) {how}")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return RankDied(f"rank {rank} of the trainer (process {process}) {how}")
 
 
 def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endings: _Endings) -> None:
@@ -256,3 +305,163 @@ def _end_all(pipes: Sequence[Connection], processes: Sequence[RankProcess], endi
     for process in processes:
         process.kill()
     endings.join()
+
+
+# The process of a rank
+
+
+def serve_rank(pipe: Connection) -> None:
+    """Join the other ranks, and answer the requests from ``pipe`` until the pipe is closed. Then end the process."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # signals reach all processes; the caller decides when ranks end
+        signal.signal(number, signal.SIG_IGN)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
+    # a pass returns views of its tensors; nothing changes them in place
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    held: Any = None
+
+    def handle(request: Callable[[Any], object] | Start[Any]) -> object:
+        nonlocal held
+        if isinstance(request, Start):
+            held = None  # frees its memory first
+            held = request.make()
+            return None
+        return request(held)
+
+    try:
+        pipe.send_bytes(_answer(lambda: _join(pickle.loads(requests.get()), pipe, requests)))
+        while True:  # a request is not kept in a variable: it can hold a whole model
+            pipe.send_bytes(_answer(lambda: handle(pickle.loads(requests.get()))))
+    except OSError:
+        os._exit(0)  # the pipe was closed during the request
+
+
+def _answer(work: Callable[[], object]) -> bytes:
+    try:
+        return pickle.dumps(work())
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        own = error if isinstance(error, AgentR1Error) else None
+        return pickle.dumps(Failure(own, message, traceback.format_exc()))
+
+
+def _read_requests(pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            requests.put(pipe.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)  # the caller closed the pipe, or has ended
+
+
+def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = find_interface(place.host)
+    if place.rank == 0:
+        listening = socket.create_server((place.host, 0))
+        host, port = place.host, listening.getsockname()[1]
+        descriptor = listening.detach()
+        store = dist.TCPStore(
+            host, port, place.ranks, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
+        )
+        pipe.send_bytes(pickle.dumps((host, port)))
+    else:
+        host, port = pickle.loads(requests.get())
+        store = dist.TCPStore(host, port, place.ranks, is_master=False)
+    if place.device == "cuda":
+        import torch
+
+        torch.cuda.set_device(place.gpu)
+    backend = "cpu:gloo,cuda:nccl" if place.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=COLLECTIVE_TIMEOUT)
+
+
+def find_interface(host: str) -> str:
+    """Return the name, such as "lo", of the network interface that has the IPv4 address ``host``.
+
+    Raise InvalidInput if no interface of this machine has the address.
+    """
+    if ipaddress.ip_address(host).is_loopback:
+        return "lo0" if sys.platform == "darwin" else "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    raise InvalidInput("placement", got=host, do="give each machine of the cluster its own address")
+
+
+class RankListener:
+    """A socket to which the ranks of one trainer connect. Close the socket when all ranks have connected."""
+
+    def __init__(self, host: str) -> None:
+        self.key = secrets.token_hex(32)  # that each rank needs
+        self._socket = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._socket.getsockname()
+
+    def accept(self, seconds: float) -> tuple[int, Connection] | None:
+        """Return (index, connection) of the next rank that connects and proves that it knows the key.
+
+        Return None if no client connects within ``seconds`` seconds, or if the next client does not know the key.
+        """
+        if not wait([self._socket], seconds):
+            return None
+        accepted, _ = self._socket.accept()
+        with accepted:
+            _set_limit(accepted, PROOF_SECONDS)
+            pipe = _connection(accepted)
+            try:
+                deliver_challenge(pipe, self.key.encode())
+                answer_challenge(pipe, self.key.encode())
+                (rank,) = NUMBER.unpack(pipe.recv_bytes(NUMBER.size))
+            except (OSError, EOFError, AuthenticationError, struct.error):
+                pipe.close()
+                return None
+            _set_limit(accepted, 0)
+            return rank, pipe
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
+    """Connect rank ``rank`` to the process of the run at ``address``, and return the connection.
+
+    Raise AuthenticationError if the process of the run does not know ``key``.
+    """
+    with socket.create_connection(address) as connected:
+        pipe = _connection(connected)
+        answer_challenge(pipe, key.encode())
+        deliver_challenge(pipe, key.encode())
+        pipe.send_bytes(NUMBER.pack(rank))
+        return pipe
+
+
+def _connection(connected: socket.socket) -> Connection:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a small message does not wait for more
+    return Connection(connected.dup().detach())
+
+
+def _set_limit(connected: socket.socket, seconds: int) -> None:
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
+def _pipe(arguments: list[str]) -> Connection:
+    if len(arguments) == 1:
+        return Connection(int(arguments[0]))
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    host, port, rank = arguments
+    return connect_rank((host, int(port)), os.environ.pop(KEY_VARIABLE), int(rank))
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # The module is imported by its name, so that its classes are those that requests name.
+    from agent_r1.trainer import ranks
+
+    ranks.serve_rank(_pipe(sys.argv[1:]))

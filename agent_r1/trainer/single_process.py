@@ -1,4 +1,4 @@
-"""A trainer in one process: the models, the optimizer, and the retry of passes that run out of memory."""
+"""A trainer in one process, and the functions that both trainers use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.algorithm import Algorithm
@@ -18,8 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype, PolicyVersion, WeightUpdate
 from agent_r1.core.profile import measure
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import by_sequence, plan_passes
-from agent_r1.data.sequences import Block, PrefixSharing
+from agent_r1.data.sequences import Block, PrefixSharing, by_sequence, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
 from agent_r1.model.onednn import has_onednn, use_onednn
@@ -34,9 +33,8 @@ from agent_r1.model.weights import (
     weights_checksum,
 )
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.forward_backward import ModelSet, blocks_of, forward_backward
-from agent_r1.trainer.oom_retry import TokenBudget
-from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, overwrite
+from agent_r1.trainer.forward_backward import ModelSet, TokenBudget, blocks_of, forward_backward
+from agent_r1.trainer.optimizer import Optimizer, overwrite
 from agent_r1.trainer.protocol import (
     CRITIC,
     MODULES,
@@ -52,20 +50,14 @@ from agent_r1.trainer.protocol import (
 T = TypeVar("T")
 
 LARGE_MODEL = 100_000
-"""With the setting ``share_prefixes`` "auto", prefixes are shared only if each model has at least this many
-parameters."""
+"""With ``share_prefixes`` "auto", prefixes are shared only if each model has at least this many parameters."""
 
 
 class SingleProcessTrainer:
-    """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.Trainer`.
+    """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.TrainerBackend`.
 
     If ``model`` has an adapter, only the adapter is trained. The reference and the critic then share the frozen weights
-    of ``model``.
-
-    Args:
-        model: the policy. Its trained weights are in float32.
-        temperature: the sampler's temperature, above 0.
-        images: the image processor of ``model``; None if ``model`` has no vision.
+    of ``model``. ``images`` is the image processor of ``model``; None if ``model`` has no vision.
 
     Raises:
         InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
@@ -82,10 +74,7 @@ class SingleProcessTrainer:
         teacher: PreTrainedModel | None = None,
         images: ImageProcessor | None = None,
     ) -> None:
-        if temperature <= 0:
-            raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
-        if "teacher" in algorithm.needs and teacher is None:
-            raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
+        check_models(algorithm, temperature, teacher)
         self._algorithm, self._config = algorithm, config
         self._tree_attention = supports_tree_mask(model.eval())
         sharing = self._prefix_sharing(model, teacher)  # before the models are copied, which keep their attention
@@ -99,7 +88,7 @@ class SingleProcessTrainer:
             )
             self._trained = (self._policy, self._critic)
         if "reference" in algorithm.needs:
-            self._reference = make_reference(model, config.dtype, syncs_reference(algorithm))
+            self._reference = make_reference(model, algorithm, config.dtype)
         self._models = ModelSet(
             policy=self._policy.compute,
             temperature=temperature,
@@ -110,28 +99,23 @@ class SingleProcessTrainer:
             sharing=sharing,
             images=images,
         )
-        groups = {POLICY: ParameterGroup(model, config.learning_rate)}
+        modules: dict[Module, nn.Module] = {POLICY: model}
         if self._critic is not None:
-            groups[CRITIC] = ParameterGroup(self._critic.weights, config.critic_learning_rate)
+            modules[CRITIC] = self._critic.weights
         if config.activation_checkpointing:
             for trained in self._trained:
                 checkpoint_activations(trained.compute, type(model).__name__)
         for computing in (model, *(trained.compute for trained in self._trained), self._models.reference, teacher):
             if computing is not None:
                 use_onednn(computing)
-        self._optimizer = Optimizer(groups, config.betas, config.weight_decay, config.max_grad_norm, config.optimizer)
+        self._optimizer = Optimizer(modules, config)
         self._budget = TokenBudget(config.micro_tokens)
         self._checksum: str | None = None  # of the policy's current weights; None: not computed
         self._last_pass: tuple[Tensor, frozenset[Module]] | None = None  # the loss and the modules of the gradients
 
     def _prefix_sharing(self, *models: PreTrainedModel | None) -> PrefixSharing | None:
         used = [model for model in models if model is not None]
-        if not wants_sharing(self._config, used):
-            return None
-        obstacle = obstacle_to_sharing(self._config, self._algorithm, used)
-        if obstacle is not None and self._config.share_prefixes == "on":
-            raise InvalidInput("trainer.share_prefixes", got="on", do=f"leave it out: {obstacle}")
-        if obstacle is not None:
+        if not shares_prefixes(self._config, self._algorithm, used):
             return None
         width = used[0].get_output_embeddings().weight.shape[-1]
         # transformers keeps no keys and values of layers that compute their activations again
@@ -206,11 +190,6 @@ class SingleProcessTrainer:
         self._checksum = None
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state on the CPU. ``folder`` is not used.
-
-        The state contains the weights of the reference model only if the algorithm changes these weights during the
-        run.
-        """
         tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
@@ -221,13 +200,7 @@ class SingleProcessTrainer:
 
     def load_state(self, state: TrainerState) -> None:
         self._checksum = None
-        if state.scalars["policy"] != self._current_checksum():
-            raise InvalidInput(
-                "trainer state", got="a state saved with other weights", do="load the model saved beside it first"
-            )
-        if not syncs_reference(self._algorithm) and state.scalars["reference"] != self._reference_checksum():
-            do = "make the trainer of the model that the run began with, then load the saved weights into it"
-            raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
+        check_state(state, self._algorithm, self._current_checksum(), self._reference_checksum())
         overwrite(self._tensors(), dict(state.tensors))  # reads files once
         for module in (*self._trained, *([] if self._reference is None else [self._reference])):
             module.refresh()
@@ -240,7 +213,8 @@ class SingleProcessTrainer:
 
     def _within_memory(self, blocks: Sequence[Block], work: Callable[[ModelSet], T]) -> T:
         def largest(tokens: int) -> int:
-            return max(micro.padded_size for micro in plan_passes(blocks, tokens, self._models.sharing).micro_batches)
+            _, micro_batches = plan_passes(blocks, tokens, self._models.sharing)
+            return max(micro.padded_size for micro in micro_batches)
 
         return self._budget.run(
             lambda tokens: work(replace(self._models, micro_tokens=tokens)), largest, self._clear_gradients
@@ -260,18 +234,52 @@ class SingleProcessTrainer:
         return "" if self._reference is None else weights_checksum(self._reference.weights)
 
     def _tensors(self) -> dict[str, Tensor]:
-        weights: dict[str, Tensor] = {}
-        if self._critic is not None:
-            critic = self._critic.weights.named_parameters()
-            weights |= {f"critic.{name}": tensor for name, tensor in critic if tensor.requires_grad}
-        if self._reference is not None and syncs_reference(self._algorithm):
-            reference = self._reference.weights.named_parameters()
-            weights |= {f"reference.{name}": tensor for name, tensor in reference}
-        return {**weights, **{f"optimizer.{name}": tensor for name, tensor in self._optimizer.tensors().items()}}
+        reference = self._reference if self._algorithm.syncs_reference else None
+        critic = None if self._critic is None else self._critic.weights
+        return state_tensors(critic, None if reference is None else reference.weights, self._optimizer)
 
 
-def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
-    """Return the reason why the models cannot share prefixes, or None if the models can share prefixes."""
+def check_models(algorithm: Algorithm, temperature: float, teacher: PreTrainedModel | None) -> None:
+    """Raise InvalidInput if no trainer can train with these models or at this temperature."""
+    if temperature <= 0:
+        raise InvalidInput("temperature", got=temperature, do="train on samples drawn at a temperature above 0")
+    if "teacher" in algorithm.needs and teacher is None:
+        raise InvalidInput("teacher", got="none", do=f"name a model: {algorithm.name} learns from one")
+
+
+def check_state(state: TrainerState, algorithm: Algorithm, policy: str, reference: str) -> None:
+    """Raise InvalidInput if ``state`` belongs to other models. ``policy`` and ``reference`` are checksums."""
+    if state.scalars["policy"] != policy:
+        got, do = "a state saved with other weights", "load the model saved beside it first"
+        raise InvalidInput("trainer state", got=got, do=do)
+    if not algorithm.syncs_reference and state.scalars["reference"] != reference:
+        do = "make the trainer of the model that the run began with, then load the saved weights into it"
+        raise InvalidInput("trainer state", got="a state saved with another reference policy", do=do)
+
+
+def state_tensors(critic: nn.Module | None, reference: nn.Module | None, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors of a trainer's state by name, without a copy."""
+    tensors: dict[str, Tensor] = {}
+    if critic is not None:
+        tensors |= {f"critic.{name}": tensor for name, tensor in critic.named_parameters() if tensor.requires_grad}
+    if reference is not None:
+        tensors |= {f"reference.{name}": tensor for name, tensor in reference.named_parameters()}
+    return {**tensors, **{f"optimizer.{name}": tensor for name, tensor in optimizer.tensors().items()}}
+
+
+def shares_prefixes(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> bool:
+    """Return whether common prefixes are computed only once. Raise InvalidInput if they must be, but cannot."""
+    if config.share_prefixes == "off" or config.ranks > 1:
+        return False
+    obstacle = _obstacle_to_sharing(config, algorithm, models)
+    if config.share_prefixes == "auto":
+        return obstacle is None and all(model.num_parameters() >= LARGE_MODEL for model in models)
+    if obstacle is not None:
+        raise InvalidInput("trainer.share_prefixes", got="on", do=f"leave it out: {obstacle}")
+    return True
+
+
+def _obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Sequence[PreTrainedModel]) -> str | None:
     if config.critic_reads_logprobs and "critic" in algorithm.needs:
         return "the critic reads log-probabilities, which differ between attempts with equal tokens"
     refused = [model for model in models if not supports_tree_mask(model)]
@@ -284,19 +292,8 @@ def obstacle_to_sharing(config: TrainerConfig, algorithm: Algorithm, models: Seq
     return f"{type(refused[0]).__name__} has windows or recurrent layers, or ignores the attention mask"
 
 
-def wants_sharing(config: TrainerConfig, models: Sequence[PreTrainedModel]) -> bool:
-    """Return whether the settings ask for shared prefixes. Whether the models can share prefixes is not checked.
-
-    With ``share_prefixes`` "auto", each model needs at least ``LARGE_MODEL`` parameters.
-    """
-    if config.ranks > 1:
-        return False
-    is_large = all(model.num_parameters() >= LARGE_MODEL for model in models)
-    return config.share_prefixes == "on" or (config.share_prefixes == "auto" and is_large)
-
-
 def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None, dtype: Dtype) -> str:
-    """Return the text of ``Trainer.arithmetic``: the library for matrix products, and how prefixes are shared."""
+    """Return the text of ``TrainerBackend.arithmetic``."""
     shared = "no shared prefixes"
     if sharing is not None:
         shared = f"prefixes shared {'by parts' if sharing.by_parts else 'under a mask'}"
@@ -305,32 +302,21 @@ def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None, dtype: Dtyp
     return f"products by {library}{precision} and {shared}"
 
 
-def syncs_reference(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm changes the reference policy during a run."""
-    return algorithm.kl is not None and algorithm.kl.sync_steps > 0
-
-
-def make_reference(model: PreTrainedModel, dtype: Dtype, changes: bool) -> MixedPrecision[PreTrainedModel]:
+def make_reference(model: PreTrainedModel, algorithm: Algorithm, dtype: Dtype) -> MixedPrecision[PreTrainedModel]:
     """Return the reference policy, whose weights get no gradient.
 
     If ``model`` has an adapter, the reference is ``model`` without the adapter. Otherwise the reference is a copy of
-    ``model``, and computes in ``dtype``. If the algorithm changes the weights of the copy during the run (``changes``),
-    these weights are in float32. Otherwise they are in ``dtype``.
-
-    Args:
-        changes: whether the algorithm changes the weights of the reference during the run.
-
-    Raises:
-        InvalidInput: ``changes`` is True, and ``model`` has an adapter.
+    ``model``, and computes in ``dtype``. If the algorithm changes the reference during the run, its weights are in
+    float32. Raise InvalidInput if the algorithm changes the reference, and ``model`` has an adapter.
     """
     if has_adapter(model):
-        if changes:
+        if algorithm.syncs_reference:
             do = "leave it out, or train all weights: with LoRA the reference is the model without its adapter"
             raise InvalidInput("algorithm.kl.sync_steps", got="a reference that follows an adapter", do=do)
         frozen = without_adapter(model)
         return MixedPrecision(frozen, frozen)
     frozen = copy.deepcopy(model).requires_grad_(False)
-    if changes:
+    if algorithm.syncs_reference:
         return mixed_precision(frozen, dtype)
     cast_parameters(frozen, dtype)
     return MixedPrecision(frozen, frozen)

@@ -28,16 +28,14 @@ from agent_r1.reward_models.scorer import RewardModelScorer
 from agent_r1.rewards.scoring import TERMS, FunctionScorer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
-from agent_r1.trainer.fsdp import FsdpTrainer
-from agent_r1.trainer.protocol import Trainer
-from agent_r1.trainer.rank_trainer import RankTrainer
+from agent_r1.trainer.fsdp import FsdpTrainer, RankTrainer
+from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig, TrainSettings
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy, open_critic
-from agent_r1.training.precision import precision_events
 from agent_r1.training.preflight import (
     check_algorithm_settings,
     check_guidance,
@@ -88,7 +86,7 @@ def _trainer(
     teacher: PreTrainedModel | None,
     *,
     launcher: RankLauncher = LOCAL_RANKS,
-) -> Trainer:
+) -> TrainerBackend:
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
         return SingleProcessTrainer(
@@ -122,7 +120,7 @@ class Placement:
     """
 
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
-    trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], Trainer] = _trainer
+    trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], TrainerBackend] = _trainer
     processes: str = ""
 
 
@@ -165,7 +163,7 @@ class Runtime:
     config: TrainConfig
     taskset: TaskSet
     policy: Policy
-    trainer: Trainer
+    trainer: TrainerBackend
     updater: PolicyUpdater
     engines: Mapping[str, InferenceEngine]
     placement: Placement
@@ -212,9 +210,8 @@ def build_runtime(
     if config.decode.method != "plain":
         values = open_critic(config.decode, policy.model)
         engines["guided"] = ValueGuidedEngine(MeteredEngine(engines["policy"], meter), values, config.decode)
-    precision = precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
     places = [LogEvent("devices", devices)] if devices else []
-    events = (*places, *_adapter_events(config, policy), *precision, *_events(config, plan))
+    events = (*places, *_adapter_events(config, policy), *_events(config, plan))
     return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, meter)
 
 
@@ -252,7 +249,7 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
 
 def _make_trainer(
     config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int
-) -> tuple[Trainer, PolicyUpdater]:
+) -> tuple[TrainerBackend, PolicyUpdater]:
     fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(

@@ -460,7 +460,7 @@ def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorit
 
     If a layer sets ``algorithm.correction``, the algorithm is unchanged.
     """
-    from agent_r1.training.precision import with_correction  # imported here, because the module imports torch
+    from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, layers)
     return with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)

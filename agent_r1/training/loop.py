@@ -35,8 +35,7 @@ from agent_r1.rewards.scoring import ShuffledScorer
 from agent_r1.rollout.collector import Collector, StalenessController
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
-from agent_r1.trainer.report import Outcome, Trained
-from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, UpdateReport
+from agent_r1.trainer.updater import Outcome, PolicyUpdater, SelectedGroup, Trained, UpdateReport
 from agent_r1.training.build import Runtime, group_requests, rollout_limits
 from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState

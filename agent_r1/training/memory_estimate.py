@@ -23,7 +23,7 @@ from agent_r1.model.forward import may_use_tree_attention
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes, settings_of
 from agent_r1.model.weights import DTYPES
 from agent_r1.trainer.config import OptimizerName
-from agent_r1.trainer.single_process import obstacle_to_sharing, wants_sharing
+from agent_r1.trainer.single_process import shares_prefixes
 from agent_r1.training.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, avail
     Raises:
         InvalidInput: even the smallest micro-batches do not fit. The error suggests settings that need less memory.
     """
-    shares = shares_prefixes(model, config)
+    shares = shares_prefixes(config.trainer, config.algorithm, [model])
     for tokens in _candidates(config, context):
         plan = _plan(model, config, context, tokens, shares)
         if plan.total <= available:
@@ -91,13 +91,6 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
         yield tokens
         tokens //= 2
     yield min(config.trainer.micro_tokens, context)
-
-
-def shares_prefixes(model: PreTrainedModel, config: TrainConfig) -> bool:
-    """Return whether the trainer computes the common prefix of several sequences once, instead of once per sequence."""
-    if not wants_sharing(config.trainer, [model]):
-        return False
-    return obstacle_to_sharing(config.trainer, config.algorithm, [model]) is None
 
 
 def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> MemoryPlan:

@@ -35,8 +35,7 @@ from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.model.weights import product_precision
 from agent_r1.store.folder import run_argument
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
-from agent_r1.trainer.report import Trained
-from agent_r1.trainer.updater import SelectedGroup, UpdateReport
+from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport
 from agent_r1.training.config import TrainConfig
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from typing import Any
 from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.files import TemporaryFolder
 from agent_r1.inference.server_process import ServerProcess, free_port
-from agent_r1.trainer.rank_process import KEY_VARIABLE, RankListener
-from agent_r1.trainer.ranks import RankDied, StartedRank
+from agent_r1.trainer.ranks import KEY_VARIABLE, RankDied, RankListener, StartedRank
 from agent_r1.training.config import LOOPBACK, PlacementConfig, RunConfig, TrainSettings
 from agent_r1.training.servers import Hardware, StartedServer, gpus_per_server, server_environment
 
@@ -292,7 +291,7 @@ class RayRanks:
             environment = {KEY_VARIABLE: listener.key, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             try:
                 for rank in range(ranks):
-                    arguments = ["-m", "agent_r1.trainer.rank_process", host, str(port), str(rank)]
+                    arguments = ["-m", "agent_r1.trainer.ranks", host, str(port), str(rank)]
                     processes.append(RayRankProcess(self._cluster, rank, arguments, environment))
                 pipes = self._accept(listener, processes)
             except BaseException:

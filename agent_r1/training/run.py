@@ -25,7 +25,7 @@ from agent_r1.store.folder import create_run, default_run_name, reopen_run, requ
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
-from agent_r1.trainer.protocol import Trainer
+from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import RankDied
 from agent_r1.training.build import Placement, Runtime, build_runtime, load_and_check, rebuild_trainer, rollout_limits
 from agent_r1.training.checkpoint_files import CORRUPT
@@ -44,7 +44,7 @@ from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, hand
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
 
 UPDATE = "update"
-"""The kind of an event. The text of the event tells how the trainer computes an update (``Trainer.arithmetic``)."""
+"""The kind of an event. Its text tells how the trainer computes an update (``TrainerBackend.arithmetic``)."""
 
 
 def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
@@ -58,8 +58,8 @@ def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEv
     return _changes(DECODE_STEP, f"decode steps are computed by {engine.decode_step}", engine.decode_step, before)
 
 
-def update_events(trainer: Trainer, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events about the implementation of updates (:attr:`Trainer.arithmetic`).
+def update_events(trainer: TrainerBackend, run: Path | None) -> tuple[LogEvent, ...]:
+    """Return the events about the implementation of updates (:attr:`TrainerBackend.arithmetic`).
 
     Otherwise one event names the new implementation, and a second event reports that results can differ in their last
     bits.

@@ -26,7 +26,7 @@ from agent_r1.inference.policy_engine import PolicyEngine
 from agent_r1.model.adapter import trained_weights
 from agent_r1.model.weights import product_precision
 from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
-from agent_r1.trainer.report import Trained
+from agent_r1.trainer.updater import Trained
 from agent_r1.training.build import Placement, Runtime, build_runtime, group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments

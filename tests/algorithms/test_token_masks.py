@@ -22,7 +22,7 @@ from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import Excluded, select_trainable
-from agent_r1.trainer.report import MASKED
+from agent_r1.trainer.updater import MASKED
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from agent_r1.algorithms import validation
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need
 from agent_r1.algorithms.validation import check_algorithm, incompatibilities
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch

@@ -18,7 +18,7 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.trajectory import Group
-from agent_r1.data import micro_batches as micro_batches_module
+from agent_r1.data import sequences as micro_batches_module
 from agent_r1.data.batch import assemble_batch
 from agent_r1.data.sequences import Packing, PrefixSharing, pack_per_turn, pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable

@@ -9,8 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from agent_r1.data.micro_batches import MAX_PADDING, by_sequence, by_trajectory, make_micro_batches, make_single_rows
-from agent_r1.data.sequences import TokenSequence, TurnPlace, pack_prefix_tree
+from agent_r1.data.sequences import (
+    MAX_PADDING,
+    TokenSequence,
+    TurnPlace,
+    by_sequence,
+    by_trajectory,
+    make_micro_batches,
+    make_single_rows,
+    pack_prefix_tree,
+)
 from agent_r1.model.tree_attention import tree_mask
 
 

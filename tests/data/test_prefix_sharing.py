@@ -20,8 +20,15 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TrainingBatch, assemble_batch
-from agent_r1.data.micro_batches import by_sequence, plan_passes
-from agent_r1.data.sequences import PrefixSharing, TokenSequence, common_prefix, merge_sequences, pack_prefix_tree
+from agent_r1.data.sequences import (
+    PrefixSharing,
+    TokenSequence,
+    by_sequence,
+    common_prefix,
+    merge_sequences,
+    pack_prefix_tree,
+    plan_passes,
+)
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.forward import PrefixStates, use_tree_attention
 from agent_r1.model.value_head import build_value_model
@@ -162,8 +169,8 @@ def attempts_after_a_prompt(make: Make, size: int, groups: int, action: int = 32
 
 
 def tokens_read(batch: TrainingBatch, sharing: PrefixSharing | None, max_tokens: int = 16_384) -> int:
-    plan = plan_passes(by_sequence(batch.sequences), max_tokens, sharing)
-    return len(plan.prefix) + sum(micro.num_tokens for micro in plan.micro_batches)
+    prefix, micro_batches = plan_passes(by_sequence(batch.sequences), max_tokens, sharing)
+    return len(prefix) + sum(micro.num_tokens for micro in micro_batches)
 
 
 @pytest.mark.parametrize(("size", "separate", "shared"), [(4, 2176, 640), (16, 8704, 1024), (64, 34816, 2560)])

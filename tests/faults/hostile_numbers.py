@@ -18,9 +18,9 @@ from agent_r1.core.errors import RunStopped
 from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
-from agent_r1.trainer import forward_backward as passes, oom_retry as memory
+from agent_r1.trainer import forward_backward
 from agent_r1.trainer.protocol import PassStats
-from agent_r1.trainer.report import NOT_FINITE
+from agent_r1.trainer.updater import NOT_FINITE
 from agent_r1.training import build as services, monitor as health_monitor
 
 
@@ -81,7 +81,7 @@ def spoiled_gradients(seed: int, **settings: Any) -> Outcome:
     return Outcome(fired["updates"], tuple(broken))
 
 
-LEARN = passes.forward_backward
+LEARN = forward_backward.forward_backward
 
 
 def undelivered_weights(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
@@ -119,7 +119,9 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
 
     # no reference: in the first run its log-probabilities would come from larger passes, with other rounding errors
     small = {"reward_weights.found": 1.0, "groups_per_step": 2, "steps": 2, "algorithm": "dr-grpo"}
-    record = train(small_taskset(), seed, (patch.object(passes, "_micro_batch_pass", scarce), *patches), **small)
+    record = train(
+        small_taskset(), seed, (patch.object(forward_backward, "_micro_batch_pass", scarce), *patches), **small
+    )
     broken = list(record.violations_if(completed=True))
     warnings = [line for line in record.warnings if line.startswith("memory:")]
     if len(warnings) != 1:
@@ -132,18 +134,20 @@ def out_of_memory(seed: int, patches: tuple[Any, ...] = ()) -> Outcome:
     return Outcome(fired["passes"], tuple(broken))
 
 
-PASS = passes._micro_batch_pass
+PASS = forward_backward._micro_batch_pass
 
 
 def _forgetful(run: Callable[..., Any]) -> AbstractContextManager[Any]:
     """Return a patch with which retries keep the gradients of the failed pass."""
     return patch.object(
-        memory.TokenBudget, "run", lambda budget, work, sequences, undo: run(budget, work, sequences, lambda: None)
+        forward_backward.TokenBudget,
+        "run",
+        lambda budget, work, sequences, undo: run(budget, work, sequences, lambda: None),
     )
 
 
 UNCHECKED_WEIGHTS = patch.object(health_monitor, "check_weights", lambda served, published: None)
-UNCLEARED_GRADIENTS = _forgetful(memory.TokenBudget.run)
+UNCLEARED_GRADIENTS = _forgetful(forward_backward.TokenBudget.run)
 
 NUMBERS: tuple[Case, ...] = (
     case(

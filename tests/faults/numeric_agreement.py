@@ -7,7 +7,6 @@ import copy
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -150,9 +149,9 @@ PASSES = (1, 64, 301, 1000, 4001)
 
 def drop_micro_batch(*arguments: Any) -> Any:
     """Return the plan of a pass without the first micro-batch, if there are several."""
-    plan = PLAN_PASSES(*arguments)
-    micro = list(plan.micro_batches)
-    return replace(plan, micro_batches=iter(micro[:1] if len(micro) == 1 else micro[1:]))
+    prefix, micro_batches = PLAN_PASSES(*arguments)
+    micro = list(micro_batches)
+    return prefix, iter(micro[:1] if len(micro) == 1 else micro[1:])
 
 
 PLAN_PASSES = forward_backward.plan_passes

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.trainer.rank_trainer import RankTrainer
+from agent_r1.trainer.fsdp import RankTrainer
 
 
 def rank(_: object) -> int:
@@ -58,23 +58,16 @@ def die_one_after_another(held: object) -> float:
 
 @dataclass(frozen=True)
 class RunOutOfMemory:
-    """Make memory run out on the last rank, in each micro-batch above a limit: in a layer in the middle of the model.
-
-    Attributes:
-        place: "scoring" is a pass without a gradient; "forward" and "backward" are the halves of a training pass.
-        tokens: the limit.
-    """
+    """Make memory run out on the last rank: in a layer in the middle of the model, in a pass without a gradient
+    ("scoring") or in a half of a training pass."""
 
     place: Literal["scoring", "forward", "backward"]
-    tokens: int
 
     def __call__(self, trainer: RankTrainer) -> None:
         if dist.get_rank() == dist.get_world_size() - 1:
-            trainer._policy.get_submodule("transformer.h.1").register_forward_hook(self._after_layer)
+            trainer._models.policy.get_submodule("transformer.h.1").register_forward_hook(self._after_layer)
 
     def _after_layer(self, _: object, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        if arguments[0].shape[:2].numel() <= self.tokens:
-            return
         if self.place == "backward" and output.requires_grad:
             output.register_hook(self._raise)
         elif self.place == ("forward" if torch.is_grad_enabled() else "scoring"):

@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from agent_r1.trainer import oom_retry
-from agent_r1.trainer.oom_retry import TokenBudget
+from agent_r1.trainer import forward_backward
+from agent_r1.trainer.forward_backward import TokenBudget
 
 GROWTH = """
 import threading
 import torch
-from agent_r1.trainer import oom_retry
-from agent_r1.trainer.oom_retry import TokenBudget
+from agent_r1.trainer import forward_backward
+from agent_r1.trainer.forward_backward import TokenBudget
 
-oom_retry.KEPT = 2**28  # so that the test needs only half a gigabyte
+forward_backward.KEPT = 2**28  # so that the test needs only half a gigabyte
 
 def resident():  # MB
     with open("/proc/self/status") as status:
@@ -50,16 +50,16 @@ def test_a_pass_returns_the_memory_of_its_freed_tensors() -> None:
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom_retry, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(forward_backward, "_malloc_trim", lambda: None)
     assert TokenBudget(1).run(lambda tokens: 7, lambda tokens: tokens, lambda: None) == 7
 
 
 def test_a_process_that_grows_little_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    sizes = iter([2**30, 2**30 + 1, 2**30 + oom_retry.KEPT + 1, 2**30])  # a large process, before its first pass
-    monkeypatch.setattr(oom_retry, "_malloc_trim", lambda: trims.append)
-    monkeypatch.setattr(oom_retry, "_resident_bytes", lambda: next(sizes))
-    memory = oom_retry.FreedMemory()
+    sizes = iter([2**30, 2**30 + 1, 2**30 + forward_backward.KEPT + 1, 2**30])  # a large process, before its first pass
+    monkeypatch.setattr(forward_backward, "_malloc_trim", lambda: trims.append)
+    monkeypatch.setattr(forward_backward, "_resident_bytes", lambda: next(sizes))
+    memory = forward_backward.FreedMemory()
     memory.give_back()
     assert trims == []
     memory.give_back()

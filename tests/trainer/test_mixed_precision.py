@@ -14,8 +14,9 @@ from updating import make_updater, update
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model import weights
 from agent_r1.model.weights import cast_parameters, checkpoint_activations, mixed_precision
-from agent_r1.trainer import rank_trainer as sharding
-from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
+from agent_r1.trainer import fsdp
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.optimizer import Optimizer
 
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
 STEPS = 10
@@ -45,7 +46,7 @@ def share_in_pure_bfloat16(make: Any, learning_rate: float) -> float:
     """Return the share of bfloat16 weights that AdamW changes in as many steps, with gradients of any size."""
     model = cast_parameters(make.model(spread=0.05), "bfloat16")
     before = copies(model)
-    optimizer = Optimizer({"policy": ParameterGroup(model, learning_rate)}, (0.9, 0.95), 0.0, 1.0)
+    optimizer = Optimizer({"policy": model}, TrainerConfig(learning_rate=learning_rate))
     random = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         for parameter in model.parameters():
@@ -111,11 +112,11 @@ def test_a_model_in_bfloat16_has_logits_in_float32(
 def test_the_head_of_a_divided_model_in_bfloat16_computes_in_float32(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharding, "_shard", lambda *_: None)  # it needs several processes
+    monkeypatch.setattr(fsdp, "_shard", lambda *_: None)  # it needs several processes
     heads = {}
     for dtype in ("float32", "bfloat16"):
         model = make.model()
-        sharding.shard_model(model, Any, dtype)
+        fsdp.shard_model(model, Any, dtype)
         heads[dtype] = type(model.lm_head)
     assert heads == {"float32": nn.Linear, "bfloat16": weights.Float32Head}
 

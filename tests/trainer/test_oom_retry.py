@@ -17,7 +17,7 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.data.sequences import TurnPlace, pack_per_turn, pack_prefix_tree, with_length_limit
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.oom_retry import OutOfMemory, TokenBudget
+from agent_r1.trainer.forward_backward import OutOfMemory, TokenBudget
 from agent_r1.trainer.optimizer import Optimizer
 from agent_r1.trainer.protocol import PassStats
 from agent_r1.trainer.updater import PolicyUpdater, UpdateReport

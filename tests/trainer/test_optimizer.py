@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from agent_r1.trainer.optimizer import Optimizer, ParameterGroup
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.optimizer import Optimizer
 
 
 def two_modules() -> dict[str, nn.Module]:
@@ -17,10 +18,8 @@ def two_modules() -> dict[str, nn.Module]:
 
 
 def optimizer_of(modules: dict[str, nn.Module], *, decay: float = 0.0, norm: float = 1.0) -> Optimizer:
-    rates = {"policy": 0.1, "critic": 0.3}
-    return Optimizer(
-        {name: ParameterGroup(module, rates[name]) for name, module in modules.items()}, (0.9, 0.99), decay, norm
-    )
+    rates = {"learning_rate": 0.1, "critic_learning_rate": 0.3}
+    return Optimizer(modules, TrainerConfig(**rates, betas=(0.9, 0.99), weight_decay=decay, max_grad_norm=norm))
 
 
 def backward(modules: dict[str, nn.Module], scale: float = 1.0) -> torch.Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.trainer.config import OptimizerName
-from agent_r1.trainer.optimizer import Optimizer, ParameterGroup, overwrite
+from agent_r1.trainer.config import OptimizerName, TrainerConfig
+from agent_r1.trainer.optimizer import Optimizer, overwrite
 
 pytestmark = pytest.mark.usefixtures("torchao")
 
@@ -21,7 +21,7 @@ def new_module() -> nn.Module:
 
 
 def optimizer_of(module: nn.Module, name: OptimizerName) -> Optimizer:
-    return Optimizer({"policy": ParameterGroup(module, 1e-2)}, (0.9, 0.95), 0.01, 1.0, name)
+    return Optimizer({"policy": module}, TrainerConfig(learning_rate=1e-2, weight_decay=0.01, optimizer=name))
 
 
 def take_steps(optimizer: Optimizer, module: nn.Module, steps: range, factor: float = 1.0) -> None:

@@ -16,9 +16,8 @@ from forked_ranks import ForkedProcess
 from trainer import rank_requests
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.trainer import rank_process as rank_connection
-from agent_r1.trainer.rank_process import RankListener, connect_rank, find_interface, serve_rank
-from agent_r1.trainer.ranks import RankGroup, StartedRank
+from agent_r1.trainer import ranks as rank_connection
+from agent_r1.trainer.ranks import RankGroup, RankListener, StartedRank, connect_rank, find_interface, serve_rank
 
 
 @pytest.fixture

@@ -102,14 +102,13 @@ def test_of_three_ranks_the_one_that_died_first_is_named(monkeypatch: pytest.Mon
 
 
 def test_an_abort_that_is_noticed_first_does_not_hide_the_kill_that_caused_it() -> None:
-    endings, noticed = ranks._Endings(), []
+    endings = ranks._Endings()
     for rank, code in enumerate((-signal.SIGABRT, -signal.SIGKILL)):
         endings.watch(rank, EndedProcess(code))
-        while len(endings._ends) <= rank:
+        while rank not in endings._codes:
             time.sleep(0.001)
-        noticed.append(endings._ends[rank].code)
-    assert noticed == [-signal.SIGABRT, -signal.SIGKILL]
-    assert endings.cause().rank == 1
+    assert list(endings._codes.values()) == [-signal.SIGABRT, -signal.SIGKILL]
+    assert endings.cause() == (1, -signal.SIGKILL)
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_ranks() -> None:

@@ -10,8 +10,7 @@ from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Group
-from agent_r1.trainer.report import Trained
-from agent_r1.trainer.updater import PolicyUpdater
+from agent_r1.trainer.updater import PolicyUpdater, Trained
 
 RETURNS = {"first": (1.0, 1.0, 0.0), "second": (0.0, 0.0, 1.0)}
 

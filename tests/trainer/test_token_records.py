@@ -14,9 +14,8 @@ from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.events import TokenRecord
 from agent_r1.core.trajectory import Group, Status
 from agent_r1.trainer.config import TrainerConfig
-from agent_r1.trainer.report import Trained
 from agent_r1.trainer.single_process import SingleProcessTrainer
-from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
+from agent_r1.trainer.updater import PolicyUpdater, Trained, UpdateReport
 
 
 def report_of(make: Any, algorithm: str, groups: Sequence[Group], record: int, **config: Any) -> UpdateReport:

@@ -32,7 +32,7 @@ from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import ModelSet
-from agent_r1.trainer.report import Trained
+from agent_r1.trainer.updater import Trained
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import load_policy

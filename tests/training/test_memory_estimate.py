@@ -19,6 +19,7 @@ from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores
 from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes
+from agent_r1.trainer.single_process import shares_prefixes
 from agent_r1.training import build
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.memory_estimate import (
@@ -27,7 +28,6 @@ from agent_r1.training.memory_estimate import (
     available_memory,
     pass_shape,
     plan_memory,
-    shares_prefixes,
 )
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def config_of(**settings: Any) -> TrainConfig:
 
 def shape_of(model: PreTrainedModel, **settings: Any) -> PassShape:
     config = config_of(**settings)
-    return pass_shape(model, config, 128, 2048, shares_prefixes(model, config))
+    return pass_shape(model, config, 128, 2048, shares_prefixes(config.trainer, config.algorithm, [model]))
 
 
 def test_shared_prefixes_make_longer_sequences_with_a_mask_or_without() -> None:

@@ -24,8 +24,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Group, Status
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, select_trainable
 from agent_r1.tools.tool_errors import ToolErrorKind
-from agent_r1.trainer.report import Trained, reward_metrics
-from agent_r1.trainer.updater import SelectedGroup, UpdateReport
+from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport, reward_metrics
 from agent_r1.training import run
 from agent_r1.training.config import MonitorConfig, TrainConfig
 from agent_r1.training.monitor import (

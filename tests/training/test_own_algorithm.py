@@ -12,8 +12,8 @@ from torch import Tensor
 import agent_r1
 from agent_r1 import Task, ToolEnv
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Advantage
 from agent_r1.algorithms.policy_losses import PolicyLoss
+from agent_r1.algorithms.types import Advantage
 from agent_r1.core.errors import InvalidInput
 from agent_r1.training.progress import SilentProgress
 

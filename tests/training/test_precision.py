@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer
-from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import Capabilities, PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
@@ -26,7 +25,6 @@ from agent_r1.store.reader import RunReader
 from agent_r1.training import run
 from agent_r1.training.config import MonitorConfig, TrainConfig, resolve_config
 from agent_r1.training.loop import WeightPublisher
-from agent_r1.training.precision import precision_events
 from agent_r1.training.progress import SilentProgress, StepReport, format_step
 
 MIXED = {"engine.dtype": "bfloat16"}
@@ -123,22 +121,6 @@ def test_the_loss_is_corrected_by_default_if_the_data_types_differ(settings: Any
 def test_a_correction_of_an_algorithm_object_is_kept() -> None:
     algorithm = build_algorithm("grpo", {"correction.level": "trajectory"})
     assert config_of(**MIXED, algorithm=algorithm).algorithm == algorithm
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (MIXED, "the engine computes in bfloat16 and the trainer in float32: each token times min(w, 2)"),
-        ({**MIXED, "algorithm": "dppo"}, "ratios are taken to the engine's log-probabilities"),
-        ({**MIXED, "algorithm.correction": "none"}, "is not corrected"),
-    ],
-)
-def test_a_notice_says_how_the_difference_is_treated(settings: Any, said: str) -> None:
-    def events(config: TrainConfig) -> tuple[LogEvent, ...]:
-        return precision_events(config.algorithm, config.trainer.dtype, config.engine.dtype)
-
-    (event,) = events(config_of(**settings))
-    assert said in event.detail and events(config_of()) == ()
 
 
 def test_a_step_shows_a_gap_that_rounding_in_float32_cannot_explain() -> None:

@@ -170,7 +170,7 @@ def driver(options: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[byte
 def test_all_sockets_are_on_loopback_and_no_process_outlives_a_killed_run(driver: subprocess.Popen[bytes]) -> None:
     processes = descendants(driver.pid)
     commands = [command_of(pid) for pid in processes]
-    for part in ("raylet", "gcs_server", "ray::RankActor", "ray::ServerActor", "rank_process", "inference.fake_vllm"):
+    for part in ("raylet", "gcs_server", "ray::RankActor", "ray::ServerActor", "trainer.ranks", "inference.fake_vllm"):
         assert any(part in command for command in commands), (part, commands)
     assert set().union(*map(listening_addresses, {driver.pid, *processes})) <= LOOPBACK
     driver.kill()

@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.ops import generalized_advantages, whiten
-from agent_r1.algorithms.types import ModelOutputs, StateValues, ValueTargets
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need, StateValues, ValueTargets
 from agent_r1.data.batch import TrainingBatch, segment_count, segment_last
 
 

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.ops import (
     center,
     center_weighted,
@@ -25,7 +24,7 @@ from agent_r1.algorithms.ops import (
     standardize,
     whiten,
 )
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need
 from agent_r1.data.batch import TrainingBatch, segment_count
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted"]

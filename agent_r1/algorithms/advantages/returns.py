@@ -9,9 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Advantage, Need, require
 from agent_r1.algorithms.ops import discounted_sums, reaches, whiten
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need, require
 from agent_r1.data.batch import TrainingBatch
 
 

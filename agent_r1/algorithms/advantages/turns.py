@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.component import Advantage, Need
 from agent_r1.algorithms.ops import center, discounted_sums, group_std, has_variance, standardize
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need
 from agent_r1.data.batch import TrainingBatch, index_within, segment_count, segment_sum, unique_ids
 
 

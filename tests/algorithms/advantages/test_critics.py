@@ -19,7 +19,7 @@ from agent_r1.data.sequences import pack_prefix_tree
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.weights import weights_checksum
-from agent_r1.trainer.report import Trained
+from agent_r1.trainer.updater import Trained
 
 VALUES, AFTER_ACTION = numbers(0.2, 0.4, 0.6, 0.3), numbers(0.5, 0.9, 0.7)
 HALF = {"advantage.gamma": 0.5, "advantage.lam": 0.5}

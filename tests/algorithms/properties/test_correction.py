@@ -14,11 +14,10 @@ from searching import holds, rejected
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.loss_terms import Correction, Rejection
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
+from agent_r1.algorithms.types import Level, ModelOutputs, TokenOutputs
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.errors import InvalidInput
 from agent_r1.data.batch import TrainingBatch, assemble_batch

@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.component import Advantage
 from agent_r1.algorithms.ops import center
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.types import Advantage, ModelOutputs
 from agent_r1.data.batch import TrainingBatch
-from agent_r1.data.micro_batches import MicroBatch, by_sequence, make_micro_batches
-from agent_r1.data.sequences import TokenSequence
+from agent_r1.data.sequences import MicroBatch, TokenSequence, by_sequence, make_micro_batches
 from agent_r1.data.training_sample import TrainingSample
 from agent_r1.trainer.forward_backward import score_tokens
 from agent_r1.trainer.protocol import PreparedBatch

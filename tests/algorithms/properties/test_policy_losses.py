@@ -12,7 +12,6 @@ from learning import close
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.component import Level
 from agent_r1.algorithms.ops import aggregation_weights, importance_ratio
 from agent_r1.algorithms.policy_losses import (
     Cispo,
@@ -25,7 +24,7 @@ from agent_r1.algorithms.policy_losses import (
     Sapo,
     Topr,
 )
-from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.algorithms.types import Level, TokenOutputs
 from agent_r1.data.batch import segment_count, segment_mean, segment_sum
 
 
