@@ -389,7 +389,7 @@ class FsdpTrainer:
         threads: int = 1,
     ) -> None:
         check_models(algorithm, temperature, teacher)
-        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        if torch.__version__ < "2.13":  # FSDP2 changes much, and no earlier version was tested
             raise InvalidInput("trainer.ranks", got=f"several, with torch {torch.__version__}", do="install torch 2.13")
         self._ranks, self._model, self._algorithm, self._config = ranks, model.eval(), algorithm, config
         self._tree_attention = supports_tree_mask(model)
