@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,11 @@ A loop that takes longer is blocked by an agent. Later calls then use a new even
 
 
 class AgentThreads:
+    """The threads of agent programs: one per sync program, and one event loop for all async programs.
+
+    Programs do not run in the event loop of the run, because an async program can block its event loop.
+    """
+
     def __init__(self) -> None:
         self._pool = DaemonThreads("agent")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,18 +50,20 @@ class AgentThreads:
 
         If the caller is cancelled, an async program is cancelled too.
         """
+        given: Any
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-            return await self._await(function, base_url, key, task)
-        result = await run_in_thread(function, base_url, key, task, pool=self._pool)
-        return await self._await(_identity, result) if inspect.isawaitable(result) else result
-
-    async def _await(self, function: Callable[..., Any], *arguments: object) -> object:
+            given = function(base_url, key, task)
+        else:
+            given = await run_in_thread(function, base_url, key, task, pool=self._pool)
+            if not inspect.isawaitable(given):
+                return given
         if self._loop is None:
-            self._loop = _start_loop()
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name="agents", daemon=True).start()
         loop = self._loop
-        result = asyncio.run_coroutine_threadsafe(_call(function, arguments), loop)
+        result = asyncio.run_coroutine_threadsafe(_await(given), loop)
         try:
-            return (await asyncio.wrap_future(result)).unwrap()
+            return await asyncio.wrap_future(result)
         except asyncio.CancelledError:
             self._checking = asyncio.create_task(self._replace_if_blocked(loop))
             raise
@@ -79,49 +86,17 @@ class AgentThreads:
             self._loop = None
 
 
-class _Outcome:
-    """The result or the exception of an async agent program."""
-
-    # Raised in the programs' event loop, an exception such as SystemExit would stop the loop.
-
-    def __init__(self, value: object, error: BaseException | None) -> None:
-        self.value, self.error = value, error
-
-    def unwrap(self) -> object:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-async def _call(function: Callable[..., Any], arguments: tuple[object, ...]) -> _Outcome:
-    task = asyncio.current_task()
-    assert task is not None
-    try:
-        return _Outcome(await function(*arguments), None)
-    except BaseException as error:
-        if isinstance(error, asyncio.CancelledError) and task.cancelling():
-            raise
-        return _Outcome(None, error)
-
-
-async def _identity(awaitable: Awaitable[object]) -> object:
-    return await awaitable
-
-
-def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=_run, args=(loop,), name="agents", daemon=True).start()
-    return loop
+async def _await(given: Awaitable[object]) -> object:
+    return await given
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    # A SystemExit in a task ends only this task.
     asyncio.set_event_loop(loop)
     while True:
         try:
             loop.run_forever()
             break
-        except BaseException as error:
+        except BaseException as error:  # a SystemExit in a task stops the loop; the other programs go on
             log.warning("a task of an agent raised %s", type(error).__name__)
     loop.close()
 

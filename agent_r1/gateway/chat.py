@@ -1,18 +1,21 @@
-"""Requests and answers in a form that does not depend on the client's API (OpenAI or Anthropic)."""
+"""Requests and answers in a form that does not depend on the client's API (OpenAI or Anthropic), and shared parsing."""
 
 from __future__ import annotations
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import ContentPart, Image, Message, Text, ToolCall, ToolSpec
+
+log = logging.getLogger(__name__)
 
 Messages = tuple[Message, ...]
 
@@ -41,17 +44,15 @@ class ChatRequest:
     """A request for the next message of a conversation.
 
     Attributes:
-        messages: the whole conversation. If the request continues an earlier answer, only the messages after this
-            answer.
+        messages: the whole conversation. If the request continues an earlier answer, only the messages after it.
         calls_are_text: whether the answer contains tool calls as text.
         n: the number of alternative answers.
         max_tokens: the limit of tokens per answer. None: the limit of the model.
         temperature, top_p: None for the values of the model.
         seed: None for a random seed.
-        instructions: a system message for this request only. The message is left out of the conversation for later
-            requests.
+        instructions: a system message for this request only, which is left out of the conversation for later requests.
         ignored: the arguments of the request that have no effect.
-        previous: the id of the earlier answer that the request continues. None: the request continues no answer.
+        previous: the id of the earlier answer that the request continues, or None.
     """
 
     messages: Messages
@@ -98,7 +99,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """The answer to a request. ``id`` is a unique text, without the prefix of an API (such as ``chatcmpl-``)."""
 
     id: str
@@ -110,11 +111,8 @@ class Answer:
         return sum(choice.num_tokens for choice in self.choices)
 
 
-PieceKind = Literal["reasoning", "text"]
-
-
 @dataclass(frozen=True, slots=True)
-class Opening:
+class StreamStart:
     """The first part of a stream, sent before the first token. ``id`` is the id of the answer."""
 
     id: str
@@ -122,23 +120,23 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a stream: a piece of a choice's reasoning or text. ``index`` is the index of the choice."""
+class TextDelta:
+    """A part of a stream: new characters of a choice's reasoning or text. ``index`` is the index of the choice."""
 
     index: int
-    kind: PieceKind
+    kind: Literal["reasoning", "text"]
     text: str
 
 
-Part = Opening | Piece | Answer
-"""A part of a stream. A stream is an opening, the pieces of reasoning and text, and the complete answer."""
+StreamPart = StreamStart | TextDelta | ChatAnswer
+"""A part of a stream. A stream is a start, the deltas of reasoning and text, and the complete answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A complete answer that was not sent to a client yet. Call ``deliver`` once, when the answer is first sent."""
 
-    answer: Answer
+    answer: ChatAnswer
     deliver: Callable[[], None]
 
 
@@ -147,22 +145,17 @@ class LiveAnswer:
     """An answer while it is sampled. The object stays empty if the model does not support streaming.
 
     Attributes:
-        opening: the first part of the stream; None if the stream cannot begin yet.
+        start: the first part of the stream; None if the stream cannot begin yet.
         read: converts ``token_ids`` to the part of the message that can already be sent.
         token_ids: the tokens that were sampled so far.
     """
 
-    opening: Opening | None = None
+    start: StreamStart | None = None
     read: Callable[[tuple[int, ...]], Message] = lambda token_ids: Message.assistant("")
     token_ids: Sequence[int] = ()
 
     def set_tokens(self, token_ids: Sequence[int]) -> None:
-        """Set the attribute ``token_ids`` to all tokens that were sampled so far."""
         self.token_ids = token_ids
-
-    @property
-    def has_begun(self) -> bool:
-        return self.opening is not None and len(self.token_ids) > 0
 
 
 class ChatModel(Protocol):
@@ -188,51 +181,34 @@ class ChatModel(Protocol):
         ...
 
 
-log = logging.getLogger(__name__)
+# ---- dialects: the formats of the APIs
 
 Json = dict[str, Any]
-Body = TypeVar("Body", bound=BaseModel)
-
-PIECE_CHARACTERS = 32
-"""The largest number of characters in one event of a stream."""
 
 
-MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
-"""The largest number of stop strings, and the largest number of characters of a stop string."""
+class DialectRequest(ABC):
+    """A request in a dialect, the format of one API. It also writes the response to the request, in the same dialect.
 
+    Attributes:
+        chat: the request in the form that all dialects share.
+        streams: whether the client wants the answer as server-sent events.
+    """
 
-EventWriter = Callable[[Part], Iterator[str]]
-"""A function that yields the server-sent events of one part of a stream.
+    chat: ChatRequest
+    streams: bool
 
-Call the function once for each part of the stream, in the order of the parts.
-"""
-
-
-class Exchange(Protocol):
-    """A request in a dialect, the format of one API. The methods write the HTTP response in the same dialect."""
-
-    @property
-    def chat(self) -> ChatRequest:
-        """The request in the form that all dialects share."""
-        ...
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants the answer as server-sent events."""
-        ...
-
-    def to_json(self, answer: Answer) -> Json:
+    @abstractmethod
+    def to_json(self, answer: ChatAnswer) -> Json:
         """Return the JSON body of the response, for a client that wants no events."""
-        ...
 
-    def event_writer(self) -> EventWriter:
-        """Return a new function that converts each part of a stream to server-sent events."""
-        ...
+    @abstractmethod
+    def events(self, part: StreamPart) -> Iterator[str]:
+        """Yield the server-sent events of the next part of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The URL paths and the functions of one dialect: the format of one API, such as OpenAI's chat completions.
+    """The URL paths and the functions of one dialect, such as OpenAI's chat completions.
 
     Attributes:
         paths: the URL paths of requests, such as ``/v1/chat/completions``.
@@ -242,15 +218,9 @@ class Dialect:
     """
 
     paths: tuple[str, ...]
-    read: Callable[[Json], Exchange]
+    read: Callable[[Json], DialectRequest]
     error: Callable[[RequestError], Json]
     count_paths: tuple[str, ...] = ()
-
-
-class Strict(BaseModel):
-    """A part of a request in which an unknown field is an error, because the field could change the meaning."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Lenient(BaseModel):
@@ -259,11 +229,25 @@ class Lenient(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
-def read_body(kind: type[Body], data: Json) -> Body:
-    """Return the JSON body of a request as an object of the class ``kind``.
+class Body(BaseModel):
+    """The JSON body of a request. An unknown field is an error, because it could change the meaning of the request."""
 
-    Raise RequestError if the body is invalid.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    # accepted, without an effect
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def read_body(kind: type[BodyT], data: Json) -> BodyT:
+    """Return the JSON body of a request as an object of the class ``kind``. Raise RequestError if it is invalid."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -278,12 +262,84 @@ def refuse(param: str, message: str) -> RequestError:
     return RequestError(400, f"{param}: {message}", code="unsupported_value", param=param)
 
 
-def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
-    """Return the stop strings of a request.
+class TextPart(Lenient):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
 
-    Raise RequestError if there are too many strings, or if a string is empty or too long. The error contains ``param``,
-    the name of the argument, such as "stop".
+
+class ImagePart(Lenient):
+    """Base class of the images in the content of a message."""
+
+    @property
+    def url(self) -> str:
+        """The image as a data URL."""
+        raise NotImplementedError
+
+
+def read_parts(content: str | Sequence[TextPart | ImagePart], param: str) -> tuple[ContentPart, ...]:
+    """Return the parts of a message, with adjacent texts joined. Without content, return one empty text.
+
+    Raise RequestError if an image cannot be used. ``param`` is the name of the content in the error.
     """
+    if isinstance(content, str):
+        return (Text(content),)
+    parts: list[ContentPart] = []
+    for part in content:
+        if isinstance(part, ImagePart):
+            try:
+                parts.append(Image.from_data_url(part.url))
+            except InvalidInput as error:
+                raise refuse(param, str(error)) from None
+        elif parts and isinstance(last := parts[-1], Text):
+            parts[-1] = Text(last.text + part.text)
+        else:
+            parts.append(Text(part.text))
+    return tuple(parts) or (Text(""),)
+
+
+def read_text(content: str | Iterable[Lenient] | None) -> str:
+    """Return the joined texts of a content. Parts of other types are left out."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+class FunctionTool(Lenient):
+    """The description of a client's tool in the APIs of OpenAI. Without ``parameters``, it has no arguments."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def spec(self) -> ToolSpec:
+        return ToolSpec(self.name, self.description or "", self.parameters or {"type": "object", "properties": {}})
+
+
+def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
+    """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
+
+    Raise RequestError if the text is not a JSON object. ``param`` is the name of the call in the error.
+    """
+    try:
+        values = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise RequestError(400, f"{param}: the arguments are not JSON", param=param) from None
+    if not isinstance(values, dict):
+        raise RequestError(400, f"{param}: the arguments are not a JSON object", param=param)
+    return ToolCall(id, name, values, arguments)
+
+
+def write_arguments(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON text, such as '{"query": "Alba"}'."""
+    return json.dumps(dict(call.arguments or {}), ensure_ascii=False)
+
+
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 256
+"""The largest number of stop strings, and the largest number of characters of a stop string."""
+
+
+def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...]:
+    """Return the stop strings of a request. Raise RequestError if one is empty or too long, or there are too many."""
     strings = tuple(given or ())
     if len(strings) > MAX_STOP_STRINGS:
         raise refuse(param, f"got {len(strings)} stop strings; at most {MAX_STOP_STRINGS} are supported")
@@ -307,6 +363,8 @@ def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping
 
 
 def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
+    # Calls are sampled, and forcing one would change the distribution that is trained. A required call is accepted,
+    # because agents ask for it and the policy usually calls a tool; a certain tool only if there is no other.
     if choice is None or choice in ("auto", "none"):
         return False
     only = [tool.name for tool in tools] if len(tools) == 1 else []
@@ -316,68 +374,10 @@ def _requires_call(choice: object, tools: Sequence[ToolSpec]) -> bool:
     raise refuse("tool_choice", f"got {choice!r}; calls are sampled, not forced: use 'auto', 'required' or 'none'")
 
 
-def read_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """Return the specification of a client's tool. Without ``parameters``, the tool has no arguments."""
-    return ToolSpec(name, description or "", parameters or {"type": "object", "properties": {}})
-
-
-def warn_about_ignored(request: ChatRequest) -> None:
-    for argument in request.ignored:
-        warn_once(f"the agent sends {argument}, which has no effect")
-
-
 @cache
 def warn_once(text: str) -> None:
     """Log a warning. Equal texts are logged only once per process."""
     log.warning("%s", text)
-
-
-def merge_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
-    """Return the parts of a message, with adjacent texts joined. Without parts, return one empty text."""
-    merged: list[ContentPart] = []
-    for part in parts:
-        if isinstance(part, Text) and merged and isinstance(last := merged[-1], Text):
-            merged[-1] = Text(last.text + part.text)
-        else:
-            merged.append(part)
-    return tuple(merged) or (Text(""),)
-
-
-def read_image(url: str, param: str) -> Image:
-    """Return the image in a data URL.
-
-    Raise RequestError if the image cannot be used.
-    """
-    try:
-        return Image.from_data_url(url)
-    except InvalidInput as error:
-        raise refuse(param, str(error)) from None
-
-
-def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
-    """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
-
-    Raise RequestError if the text is not a JSON object. The error contains ``param``, the name of the request's field
-    with the call, such as "input".
-    """
-    try:
-        values = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        raise RequestError(400, f"{param}: the arguments are not JSON", param=param) from None
-    if not isinstance(values, dict):
-        raise RequestError(400, f"{param}: the arguments are not a JSON object", param=param)
-    return ToolCall(id, name, values, arguments)
-
-
-def write_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call as JSON text, such as '{"query": "Alba"}'."""
-    return json.dumps(dict(call.arguments or {}), ensure_ascii=False)
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most ``PIECE_CHARACTERS`` characters."""
-    for start in range(0, len(text), PIECE_CHARACTERS):
-        yield text[start : start + PIECE_CHARACTERS]
 
 
 def event(data: object, name: str = "") -> str:

@@ -9,30 +9,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.core.messages import ContentPart, Message, Text
+from agent_r1.core.messages import Message, Text
 from agent_r1.gateway.chat import (
-    Answer,
+    Body,
+    ChatAnswer,
     ChatRequest,
     Choice,
     Dialect,
+    DialectRequest,
     EndReason,
-    EventWriter,
+    FunctionTool,
+    ImagePart,
     Json,
     Lenient,
-    Opening,
-    Part,
-    Piece,
     RequestError,
-    Strict,
+    StreamPart,
+    StreamStart,
+    TextDelta,
+    TextPart,
     event,
     ignored_arguments,
-    merge_parts,
-    pieces,
     read_body,
     read_call,
-    read_image,
+    read_parts,
     read_stop_strings,
-    read_tool,
+    read_text,
     refuse,
     write_arguments,
 )
@@ -48,22 +49,20 @@ MAX_CHOICES = 128
 """The largest ``n``, the number of alternative answers to one request."""
 
 
-class _Part(Lenient):
-    type: Literal["text"]
-    text: str
-
-
 class _ImageUrl(Lenient):
     url: str
 
 
-class _ImagePart(Lenient):
+class _Image(ImagePart):
     type: Literal["image_url"]
     image_url: _ImageUrl
 
+    @property
+    def url(self) -> str:
+        return self.image_url.url
 
-_Content = str | list[_Part]
-_ImageContent = str | list[Annotated[_Part | _ImagePart, Field(discriminator="type")]]
+
+_Content = str | list[Annotated[TextPart | _Image, Field(discriminator="type")]]
 
 
 class _Function(Lenient):
@@ -79,13 +78,13 @@ class _Call(Lenient):
 
 class _Prompt(Lenient):
     role: Literal["system", "developer", "user"]
-    content: _ImageContent
+    content: _Content
     name: str | None = None
 
 
 class _Assistant(Lenient):
     role: Literal["assistant"]
-    content: _Content | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -95,19 +94,13 @@ class _Assistant(Lenient):
 
 class _ToolResult(Lenient):
     role: Literal["tool"]
-    content: _ImageContent
+    content: _Content
     tool_call_id: str
-
-
-class _ToolFunction(Lenient):
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class _Tool(Lenient):
     type: Literal["function"]
-    function: _ToolFunction
+    function: FunctionTool
 
 
 class _ResponseFormat(Lenient):
@@ -118,14 +111,22 @@ class _StreamOptions(Lenient):
     include_usage: bool = False
 
 
-class _Body(Strict):
-    model: str
-    messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
-    tools: list[_Tool] | None = None
+class OpenAIBody(Body):
+    """The arguments that both APIs of OpenAI have."""
+
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    # accepted, without an effect
+    user: str | None = None
+    store: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+class _Body(OpenAIBody):
+    messages: list[Annotated[_Prompt | _Assistant | _ToolResult, Field(discriminator="role")]] = Field(min_length=1)
+    tools: list[_Tool] | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -133,58 +134,35 @@ class _Body(Strict):
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     response_format: _ResponseFormat | None = None
-    # accepted, without an effect
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-
-
-def _text(content: _Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
 
 
 def _message(given: _Prompt | _Assistant | _ToolResult, index: int) -> Message:
+    param = f"messages.{index}"
     match given:
         case _Assistant():
-            param = f"messages.{index}.tool_calls"
             calls = tuple(
-                read_call(call.id, call.function.name, call.function.arguments, f"{param}.{number}")
+                read_call(call.id, call.function.name, call.function.arguments, f"{param}.tool_calls.{number}")
                 for number, call in enumerate(given.tool_calls or ())
             )
-            text = _text(given.content) or given.refusal or ""
+            text = read_text(given.content) or given.refusal or ""
             return Message("assistant", (Text(text),), calls, given.reasoning_content)
         case _ToolResult():
-            return Message("tool", _parts(given.content, index), call_id=given.tool_call_id)
+            return Message("tool", read_parts(given.content, f"{param}.content"), call_id=given.tool_call_id)
         case _:
-            return Message("user" if given.role == "user" else "system", _parts(given.content, index))
-
-
-def _parts(content: _ImageContent, index: int) -> tuple[ContentPart, ...]:
-    if isinstance(content, str):
-        return (Text(content),)
-    param = f"messages.{index}.content"
-    return merge_parts(
-        Text(part.text) if isinstance(part, _Part) else read_image(part.image_url.url, param) for part in content
-    )
+            role: Literal["user", "system"] = "user" if given.role == "user" else "system"
+            return Message(role, read_parts(given.content, f"{param}.content"))
 
 
 def _chat_request(body: _Body) -> ChatRequest:
     if body.top_logprobs:
         raise refuse("top_logprobs", "only the log-probabilities of sampled tokens are available")
-    tools = tuple(read_tool(t.function.name, t.function.description, t.function.parameters) for t in body.tools or ())
+    tools = tuple(tool.function.spec() for tool in body.tools or ())
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     without_effect = {
@@ -210,23 +188,24 @@ def _chat_request(body: _Body) -> ChatRequest:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCompletion:
-    """A request for a chat completion. The methods write the HTTP response."""
+@dataclass(slots=True)
+class ChatCompletion(DialectRequest):
+    """A request for a chat completion."""
 
     chat: ChatRequest
     streams: bool
     model: str
     streams_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
+    # of the stream: the id of the answer, and the choices that have begun
+    id: str = ""
+    begun: set[int] = field(default_factory=set)
 
-    def to_json(self, answer: Answer) -> Json:
+    def to_json(self, answer: ChatAnswer) -> Json:
         choices = [
             {
                 "index": index,
-                "message": {**_content_json(choice), "tool_calls": _calls_json(choice)}
-                if choice.message.calls
-                else _content_json(choice),
+                "message": _message_json(choice.message),
                 "logprobs": _logprobs_json(choice),
                 "finish_reason": FINISH_REASONS[choice.end],
             }
@@ -234,32 +213,20 @@ class ChatCompletion:
         ]
         return {**self._head(answer.id, "chat.completion"), "choices": choices, "usage": _usage_json(answer)}
 
-    def event_writer(self) -> EventWriter:
-        return _ChunkWriter(self).write
-
-    def _head(self, id: str, kind: str) -> Json:
-        return {"id": f"chatcmpl-{id}", "object": kind, "created": self.created, "model": self.model}
-
-
-@dataclass(slots=True)
-class _ChunkWriter:
-    request: ChatCompletion
-    id: str = ""
-    begun: set[int] = field(default_factory=set)
-
-    def write(self, part: Part) -> Iterator[str]:
+    def events(self, part: StreamPart) -> Iterator[str]:
         match part:
-            case Opening():
+            case StreamStart():
                 self.id = part.id
-            case Piece():
+            case TextDelta():
                 yield from self._begin(part.index)
                 yield self._chunk(part.index, {"content" if part.kind == "text" else "reasoning_content": part.text})
-            case Answer():
+            case ChatAnswer():
                 for index, choice in enumerate(part.choices):
                     yield from self._begin(index)
-                    yield from self._calls(index, choice)
+                    for number, call in enumerate(_calls_json(choice.message)):
+                        yield self._chunk(index, {"tool_calls": [{**call, "index": number}]})
                     yield self._chunk(index, {}, _logprobs_json(choice), FINISH_REASONS[choice.end])
-                if self.request.streams_usage:
+                if self.streams_usage:
                     yield self._event([], usage=_usage_json(part))
                 yield "data: [DONE]\n\n"
 
@@ -268,33 +235,27 @@ class _ChunkWriter:
             self.begun.add(index)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def _calls(self, index: int, choice: Choice) -> Iterator[str]:
-        for number, call in enumerate(_calls_json(choice)):
-            arguments = call["function"]["arguments"]
-            opening = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
-            yield self._chunk(index, {"tool_calls": [opening]})
-            for piece in pieces(arguments):
-                yield self._chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
-
     def _chunk(self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._event([choice])
+        return self._event([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
 
     def _event(self, choices: list[Json], **more: Json) -> str:
-        return event({**self.request._head(self.id, "chat.completion.chunk"), "choices": choices, **more})
+        return event({**self._head(self.id, "chat.completion.chunk"), "choices": choices, **more})
+
+    def _head(self, id: str, kind: str) -> Json:
+        return {"id": f"chatcmpl-{id}", "object": kind, "created": self.created, "model": self.model}
 
 
-def _content_json(choice: Choice) -> Json:
-    message = choice.message
+def _message_json(message: Message) -> Json:
     content = message.text or (None if message.calls else "")
     reasoning = {} if message.reasoning is None else {"reasoning_content": message.reasoning}
-    return {"role": "assistant", "content": content, "refusal": None, **reasoning}
+    calls = {"tool_calls": _calls_json(message)} if message.calls else {}
+    return {"role": "assistant", "content": content, "refusal": None, **reasoning, **calls}
 
 
-def _calls_json(choice: Choice) -> list[Json]:
+def _calls_json(message: Message) -> list[Json]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": write_arguments(call)}}
-        for call in choice.message.calls
+        for call in message.calls
     ]
 
 
@@ -310,7 +271,7 @@ def logprob_entries(choice: Choice) -> list[Json]:
     ]
 
 
-def _usage_json(answer: Answer) -> Json:
+def _usage_json(answer: ChatAnswer) -> Json:
     prompt, completion = answer.num_prompt_tokens, answer.num_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 

@@ -15,14 +15,14 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message, Text, ToolSpec
 from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.gateway.chat import (
-    Answer,
+    ChatAnswer,
     ChatRequest,
     Choice,
     Draft,
     LiveAnswer,
     Messages,
-    Opening,
     RequestError,
+    StreamStart,
     refuse,
     warn_once,
 )
@@ -201,7 +201,7 @@ class EpisodeModel:
             self._num_answers -= request.n
             raise
         choices = tuple(sampled_choice(sample, request, self._agent.renderer) for sample in samples)
-        answer = Answer(secrets.token_hex(12), choices, len(prompt.token_ids))
+        answer = ChatAnswer(secrets.token_hex(12), choices, len(prompt.token_ids))
         return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
     def count_tokens(self, request: ChatRequest) -> int:
@@ -232,7 +232,7 @@ class EpisodeModel:
         return [sample for sample in results if isinstance(sample, Sample)]
 
     def _deliver(
-        self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: Answer
+        self, number: int, request: ChatRequest, prompt: SessionPrompt, samples: list[Sample], answer: ChatAnswer
     ) -> None:
         self.failure, session = None, self._session
         if prompt.parent is None:
@@ -321,7 +321,7 @@ class ServedModel:
         try:
             id = secrets.token_hex(12)
             if request.n == 1:
-                live.opening = Opening(id, len(prompt.token_ids))
+                live.start = StreamStart(id, len(prompt.token_ids))
                 live.read = LiveReader(self._agent.renderer, request).read
             results = await generate(session, prompt, request, self._slots)
         finally:
@@ -331,7 +331,7 @@ class ServedModel:
             if isinstance(result, Stopped):
                 raise as_error(result, len(prompt.token_ids), self._agent.context_length)
             choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
-        return Draft(Answer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
+        return Draft(ChatAnswer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
     def count_tokens(self, request: ChatRequest) -> int:
         return len(self._prompt(request).token_ids)

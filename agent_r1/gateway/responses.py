@@ -8,35 +8,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from agent_r1.core.messages import ContentPart, Message, Text, ToolCall
+from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import (
-    Answer,
+    ChatAnswer,
     ChatRequest,
     Choice,
     Dialect,
-    EventWriter,
+    DialectRequest,
+    FunctionTool,
+    ImagePart,
     Json,
     Lenient,
-    Opening,
-    Part,
-    Piece,
-    Strict,
+    StreamPart,
+    StreamStart,
+    TextDelta,
+    TextPart,
     event,
     ignored_arguments,
-    merge_parts,
-    pieces,
     read_body,
     read_call,
-    read_image,
-    read_tool,
+    read_parts,
+    read_text,
     write_arguments,
 )
-from agent_r1.gateway.chat_completions import error_json, logprob_entries
+from agent_r1.gateway.chat_completions import OpenAIBody, error_json, logprob_entries
 
 LOGPROBS = "message.output_text.logprobs"
 """The entry of the argument ``include`` that requests log-probabilities."""
@@ -44,17 +43,16 @@ LOGPROBS = "message.output_text.logprobs"
 PREFIX = "resp_"
 
 
-class _Text(Lenient):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class _Image(Lenient):
+class _Image(ImagePart):
     type: Literal["input_image"]
     image_url: str
 
+    @property
+    def url(self) -> str:
+        return self.image_url
 
-_Content = str | list[Annotated[_Text | _Image, Field(discriminator="type")]]
+
+_Content = str | list[Annotated[TextPart | _Image, Field(discriminator="type")]]
 
 
 class _Message(Lenient):
@@ -95,11 +93,8 @@ _Item = Annotated[
 ]
 
 
-class _Tool(Lenient):
+class _Tool(FunctionTool):
     type: Literal["function"]
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class _Format(Lenient):
@@ -111,49 +106,25 @@ class _TextOptions(Lenient):
     verbosity: str | None = None
 
 
-class _Body(Strict):
-    model: str
+class _Body(OpenAIBody):
     input: str | Annotated[list[_Item], Field(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[_Tool] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     top_logprobs: int | None = Field(default=None, ge=0, le=0)
     text: _TextOptions | None = None
+    include: list[str] | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     # accepted, without an effect
-    include: list[str] | None = None
-    metadata: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    service_tier: str | None = None
-    store: bool | None = None
     stream_options: dict[str, Any] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-
-
-def _join(content: _Content) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content if isinstance(part, _Text))
-
-
-def _parts(content: _Content) -> tuple[ContentPart, ...]:
-    if isinstance(content, str):
-        return (Text(content),)
-    return merge_parts(
-        Text(part.text) if isinstance(part, _Text) else read_image(part.image_url, "input") for part in content
-    )
 
 
 def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple[Message, ...]:
     messages: list[Message] = []
-    pending: list[_Message | _Call | _Reasoning] = []
+    pending: list[_Message | _Call | _Reasoning] = []  # adjacent items of the assistant are one message
 
     def finish_assistant() -> None:
         if pending:
@@ -164,11 +135,11 @@ def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple
         match item:
             case _Output():
                 finish_assistant()
-                messages.append(Message("tool", _parts(item.output), call_id=item.call_id))
+                messages.append(Message("tool", read_parts(item.output, "input"), call_id=item.call_id))
             case _Message() if item.role != "assistant":
                 finish_assistant()
                 role: Literal["user", "system"] = "user" if item.role == "user" else "system"
-                messages.append(Message(role, _parts(item.content)))
+                messages.append(Message(role, read_parts(item.content, "input")))
             case _:
                 pending.append(item)
     finish_assistant()
@@ -176,7 +147,7 @@ def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple
 
 
 def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Message:
-    text = "".join(_join(item.content) for item in items if isinstance(item, _Message))
+    text = "".join(read_text(item.content) for item in items if isinstance(item, _Message))
     calls: tuple[ToolCall, ...] = tuple(
         read_call(item.call_id, item.name, item.arguments, "input") for item in items if isinstance(item, _Call)
     )
@@ -185,7 +156,7 @@ def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Messag
 
 
 def _chat_request(body: _Body) -> ChatRequest:
-    tools = tuple(read_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ())
+    tools = tuple(tool.spec() for tool in body.tools or ())
     previous = body.previous_response_id
     without_effect = {
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
@@ -207,16 +178,20 @@ def _chat_request(body: _Body) -> ChatRequest:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseExchange:
-    """A request to OpenAI's Responses API. The methods write the HTTP response."""
+@dataclass(slots=True)
+class ResponseRequest(DialectRequest):
+    """A request to OpenAI's Responses API."""
 
     chat: ChatRequest
     streams: bool
     body: _Body
     created: int = field(default_factory=lambda: int(time.time()))
+    # of the stream: the id of the answer, the items that have begun, and the number of events
+    id: str = ""
+    items: list[Json] = field(default_factory=list)
+    num_events: int = 0
 
-    def to_json(self, answer: Answer) -> Json:
+    def to_json(self, answer: ChatAnswer) -> Json:
         (choice,) = answer.choices
         is_cut = choice.end == "length"
         return {
@@ -233,8 +208,62 @@ class ResponseExchange:
             },
         }
 
-    def event_writer(self) -> EventWriter:
-        return _EventWriter(self).write
+    def events(self, part: StreamPart) -> Iterator[str]:
+        match part:
+            case StreamStart():
+                self.id = part.id
+                empty: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+                for kind in ("response.created", "response.in_progress"):
+                    yield self._event(kind, response={**self._head(part.id), **empty})
+            case TextDelta():
+                is_text = part.kind == "text"
+                if not self.items or (is_text and self.items[-1]["type"] == "reasoning"):
+                    yield from self._end_item()
+                    item = _message_item(self.id, "", "in_progress", []) if is_text else _reasoning_item(self.id, "")
+                    yield from self._begin_item(item)
+                (content,) = self.items[-1]["content"]
+                content["text"] += part.text
+                kind = f"response.{content['type']}.delta"
+                yield self._item_event(kind, content_index=0, delta=part.text, **_no_logprobs(content))
+            case ChatAnswer():
+                response = self.to_json(part)
+                begun = [item["type"] for item in self.items]
+                if begun:
+                    self.items[-1] = next((i for i in response["output"] if i["type"] == begun[-1]), self.items[-1])
+                    yield from self._end_item()
+                for item in response["output"]:
+                    if item["type"] not in begun:
+                        yield from self._begin_item(item)
+                        yield from self._end_item()
+                yield self._event(f"response.{response['status']}", response=response)
+
+    def _begin_item(self, item: Json) -> Iterator[str]:
+        self.items.append(item)
+        empty: Json = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        status = {} if item["type"] == "reasoning" else {"status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=item | empty | status)
+        for part in item.get("content", ()):
+            yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
+
+    def _end_item(self) -> Iterator[str]:
+        if not self.items:
+            return
+        item, kind = self.items[-1], "response.function_call_arguments"
+        if item["type"] == "function_call":
+            yield self._item_event(f"{kind}.delta", delta=item["arguments"])
+            yield self._item_event(f"{kind}.done", name=item["name"], arguments=item["arguments"])
+        for part in item.get("content", ()):
+            done = f"response.{part['type']}.done"
+            yield self._item_event(done, content_index=0, text=part["text"], **_no_logprobs(part))
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+
+    def _item_event(self, kind: str, **data: object) -> str:
+        return self._event(kind, output_index=len(self.items) - 1, item_id=self.items[-1]["id"], **data)
+
+    def _event(self, kind: str, **data: object) -> str:
+        self.num_events += 1
+        return event({"type": kind, "sequence_number": self.num_events - 1, **data}, kind)
 
     def _head(self, id: str) -> Json:
         body = self.body
@@ -255,7 +284,7 @@ class ResponseExchange:
         }
 
 
-def _items(answer: Answer, choice: Choice) -> list[Json]:
+def _items(answer: ChatAnswer, choice: Choice) -> list[Json]:
     message, status = choice.message, "incomplete" if choice.end == "length" else "completed"
     items: list[Json] = []
     if message.reasoning is not None:
@@ -278,84 +307,13 @@ def _message_item(id: str, text: str, status: str, logprobs: list[Json]) -> Json
     return {"id": f"msg_{id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
-@dataclass(slots=True)
-class _EventWriter:
-    exchange: ResponseExchange
-    id: str = ""
-    items: list[Json] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def write(self, part: Part) -> Iterator[str]:
-        match part:
-            case Opening():
-                self.id = part.id
-                empty: Json = {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-                for kind in ("response.created", "response.in_progress"):
-                    yield self._event(kind, response={**self.exchange._head(part.id), **empty})
-            case Piece():
-                yield from self._piece(part)
-            case Answer():
-                yield from self._finish(self.exchange.to_json(part))
-
-    def _piece(self, piece: Piece) -> Iterator[str]:
-        is_text = piece.kind == "text"
-        if not self.items or (is_text and self.items[-1]["type"] == "reasoning"):
-            yield from self._end_item()
-            item = _message_item(self.id, "", "in_progress", []) if is_text else _reasoning_item(self.id, "")
-            yield from self._begin_item(item)
-        (content,) = self.items[-1]["content"]
-        content["text"] += piece.text
-        yield self._item_event(
-            f"response.{content['type']}.delta", content_index=0, delta=piece.text, **_extra(content)
-        )
-
-    def _finish(self, response: Json) -> Iterator[str]:
-        begun = [item["type"] for item in self.items]
-        if self.items:
-            self.items[-1] = next((i for i in response["output"] if i["type"] == begun[-1]), self.items[-1])
-            yield from self._end_item()
-        for item in response["output"]:
-            if item["type"] not in begun:
-                yield from self._begin_item(item)
-                yield from self._end_item()
-        is_cut = response["status"] == "incomplete"
-        yield self._event("response.incomplete" if is_cut else "response.completed", response=response)
-
-    def _begin_item(self, item: Json) -> Iterator[str]:
-        self.items.append(item)
-        empty: Json = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
-        status = {} if item["type"] == "reasoning" else {"status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=item | empty | status)
-        for part in item.get("content", ()):
-            yield self._item_event("response.content_part.added", content_index=0, part={**part, "text": ""})
-
-    def _end_item(self) -> Iterator[str]:
-        if not self.items:
-            return
-        item, kind = self.items[-1], "response.function_call_arguments"
-        if item["type"] == "function_call":
-            for piece in pieces(item["arguments"]):
-                yield self._item_event(f"{kind}.delta", delta=piece)
-            yield self._item_event(f"{kind}.done", name=item["name"], arguments=item["arguments"])
-        for part in item.get("content", ()):
-            yield self._item_event(f"response.{part['type']}.done", content_index=0, text=part["text"], **_extra(part))
-            yield self._item_event("response.content_part.done", content_index=0, part=part)
-        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
-
-    def _item_event(self, kind: str, **data: object) -> str:
-        return self._event(kind, output_index=len(self.items) - 1, item_id=self.items[-1]["id"], **data)
-
-    def _event(self, kind: str, **data: object) -> str:
-        return event({"type": kind, "sequence_number": next(self.numbers), **data}, kind)
+def _no_logprobs(part: Json) -> Json:
+    return {"logprobs": []} if part["type"] == "output_text" else {}  # a field that events of texts must have
 
 
-def _extra(part: Json) -> Json:
-    return {"logprobs": []} if part["type"] == "output_text" else {}
-
-
-def read(data: Json) -> ResponseExchange:
+def read(data: Json) -> ResponseRequest:
     body = read_body(_Body, data)
-    return ResponseExchange(_chat_request(body), bool(body.stream), body)
+    return ResponseRequest(_chat_request(body), bool(body.stream), body)
 
 
 RESPONSES = Dialect(("/v1/responses",), read, error_json)

@@ -25,11 +25,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agent_r1.gateway.anthropic_messages import ANTHROPIC_MESSAGES
-from agent_r1.gateway.chat import Answer, ChatModel, Dialect, Exchange, Json, RequestError, event, warn_about_ignored
+from agent_r1.gateway.chat import ChatAnswer, ChatModel, Dialect, DialectRequest, Json, RequestError, event, warn_once
 from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
-from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, RequestIdentity, key_ended
+from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, key_ended
 from agent_r1.gateway.responses import RESPONSES
-from agent_r1.gateway.streams import complete_parts, live_parts
+from agent_r1.gateway.streams import POLL_SECONDS, complete_parts, live_parts
 from agent_r1.web import HttpServer, RefusedBody, read_body
 
 log = logging.getLogger(__name__)
@@ -164,16 +164,16 @@ class Gateway:
         async with access.admit():
             self._authenticate(request)  # the key can have ended meanwhile
             body = await _read(request)
-            exchange = dialect.read(_parse(body))
-            warn_about_ignored(exchange.chat)
-            identity = _identity(request, body)
-            pending = access.answers.submit(exchange.chat, identity)
+            given = dialect.read(_parse(body))
+            for argument in given.chat.ignored:
+                warn_once(f"the agent sends {argument}, which has no effect")
+            digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
+            pending = access.answers.submit(given.chat, digest, _num_retries(request))
             with pending.waiting():
-                if not await _wait(pending, exchange.streams, request):
-                    return Response(status_code=400)  # nobody reads this response
+                await _wait(pending, given.streams, request)
         if not pending.drafting.done():
-            return _LiveResponse(exchange, dialect, pending)
-        response = _response(exchange, pending.answer)
+            return _LiveResponse(given, dialect, pending)
+        response = _response(given, pending.answer)
         pending.deliver()  # only now, because an answer without a response would be a turn that the agent never saw
         return response
 
@@ -182,8 +182,8 @@ class Gateway:
         async with access.admit():
             self._authenticate(request)
             body = _parse(await _read(request))
-            exchange = dialect.read({"max_tokens": 1, **body})  # a count has no limit of tokens
-            return JSONResponse({"input_tokens": access.model.count_tokens(exchange.chat)})
+            given = dialect.read({"max_tokens": 1, **body})  # a count has no limit of tokens
+            return JSONResponse({"input_tokens": access.model.count_tokens(given.chat)})
 
     def _authenticate(self, request: Request) -> _Access:
         if _host_name(request.headers.get("host", "")) not in HOSTS:
@@ -225,17 +225,16 @@ def _endpoint(
     return endpoint
 
 
-def _response(exchange: Exchange, answer: Answer) -> Response:
-    if exchange.streams:
-        write = exchange.event_writer()
-        events = chain.from_iterable(write(part) for part in complete_parts(answer))
+def _response(given: DialectRequest, answer: ChatAnswer) -> Response:
+    if given.streams:
+        events = chain.from_iterable(given.events(part) for part in complete_parts(answer))
         return Response("".join(events), media_type=EVENT_STREAM)
-    return JSONResponse(exchange.to_json(answer))
+    return JSONResponse(given.to_json(answer))
 
 
 class _LiveResponse(StreamingResponse):
-    def __init__(self, exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> None:
-        super().__init__(_live_events(exchange, dialect, pending), media_type=EVENT_STREAM)
+    def __init__(self, given: DialectRequest, dialect: Dialect, pending: PendingAnswer) -> None:
+        super().__init__(_live_events(given, dialect, pending), media_type=EVENT_STREAM)
         self._pending = pending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -245,31 +244,29 @@ class _LiveResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _live_events(exchange: Exchange, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
-    write = exchange.event_writer()
+async def _live_events(given: DialectRequest, dialect: Dialect, pending: PendingAnswer) -> AsyncIterator[str]:
     try:
         async for part in live_parts(pending.live, pending.drafting):
-            for text in write(part):
+            for text in given.events(part):
                 yield text
         pending.deliver()
     except RequestError as error:
         yield event(dialect.error(error), "error")
 
 
-async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> bool:
+async def _wait(pending: PendingAnswer, streams: bool, request: Request) -> None:
+    # Wait for the complete answer, or for the first token if the client and the model stream.
     disconnected = asyncio.create_task(_disconnection(request))
-    ready = asyncio.create_task(pending.begin()) if streams else pending.drafting
     try:
-        await asyncio.wait({ready, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if disconnected.done():
-            return False
-        if pending.drafting.cancelled():
+        while not pending.drafting.done() and not (streams and pending.live.start and pending.live.token_ids):
+            poll = POLL_SECONDS if streams else None
+            await asyncio.wait({pending.drafting, disconnected}, timeout=poll, return_when=asyncio.FIRST_COMPLETED)
+            if disconnected.done():
+                raise ClientDisconnect
+        if pending.drafting.done() and pending.drafting.cancelled():
             raise key_ended()
-        return True
     finally:
         disconnected.cancel()
-        if streams:
-            ready.cancel()
 
 
 async def _disconnection(request: Request) -> None:
@@ -301,11 +298,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _identity(request: Request, body: bytes) -> RequestIdentity:
-    digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
-    retries = request.headers.get("x-stainless-retry-count", "")
-    num_retries = int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0
-    return RequestIdentity(digest, request.headers.get("idempotency-key"), num_retries)
+def _num_retries(request: Request) -> int:
+    text = request.headers.get("x-stainless-retry-count", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
 
 
 def _bypass_proxy() -> None:

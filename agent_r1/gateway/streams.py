@@ -8,21 +8,20 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal
 
 from agent_r1.core.messages import Message, Text, ToolCall
 from agent_r1.gateway.chat import (
-    Answer,
+    ChatAnswer,
     ChatRequest,
     Choice,
     Draft,
     EndReason,
     LiveAnswer,
-    Opening,
-    Part,
-    Piece,
-    PieceKind,
+    StreamPart,
+    StreamStart,
+    TextDelta,
     TokenLogprob,
-    pieces,
 )
 from agent_r1.renderers.protocol import Renderer
 from agent_r1.renderers.text_decoding import IncrementalDecoder
@@ -101,7 +100,7 @@ def _token_logprobs(sample: Sample, renderer: Renderer) -> tuple[TokenLogprob, .
 
 
 POLL_SECONDS = 0.1
-"""The time between two pieces of a live stream, in seconds."""
+"""The time between two deltas of a live stream, in seconds."""
 
 HELD_CHARACTERS = 32
 """How many characters at the end of an unfinished answer are not sent yet, if the request has tools.
@@ -162,55 +161,52 @@ def _without_blank_end(text: str) -> str:
     return text[: len(text.replace("\ufffd", " ").rstrip())]
 
 
-def complete_parts(answer: Answer) -> Iterator[Part]:
-    """Yield the parts of the stream of a complete answer: an Opening, Pieces, and the answer itself."""
-    yield Opening(answer.id, answer.num_prompt_tokens)
-    yield from _SentTexts().last_parts(answer)
+def complete_parts(answer: ChatAnswer) -> Iterator[StreamPart]:
+    """Yield the parts of the stream of a complete answer."""
+    yield StreamStart(answer.id, answer.num_prompt_tokens)
+    for index, choice in enumerate(answer.choices):
+        yield from _new_deltas({}, index, choice.message)
+    yield answer
 
 
-async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[Part]:
+async def live_parts(live: LiveAnswer, drafting: asyncio.Task[Draft]) -> AsyncIterator[StreamPart]:
     """Yield the parts of the stream of an answer while the answer is sampled.
 
-    ``drafting`` is the asyncio task that samples the answer. ``live.opening`` must be set. Raise RequestError if the
+    ``drafting`` is the asyncio task that samples the answer. ``live.start`` must be set. Raise RequestError if the
     request fails.
     """
-    assert live.opening is not None
-    yield live.opening
-    sent, num_read = _SentTexts(), 0
+    assert live.start is not None
+    yield live.start
+    sent: _SentTexts = {}
+    num_read = 0
     while not drafting.done():
         if len(live.token_ids) != num_read:
             token_ids = tuple(live.token_ids)
             num_read = len(token_ids)
-            for piece in sent.new_pieces(0, _read(live, token_ids)):
-                yield piece
+            message = Message.assistant("")
+            with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the answer shows its errors
+                message = live.read(token_ids)
+            for delta in _new_deltas(sent, 0, message):
+                yield delta
         await asyncio.wait({drafting}, timeout=POLL_SECONDS)
-    for part in sent.last_parts(drafting.result().answer):
-        yield part
+    answer = drafting.result().answer
+    for index, choice in enumerate(answer.choices):
+        for delta in _new_deltas(sent, index, choice.message):
+            yield delta
+    yield answer
 
 
-def _read(live: LiveAnswer, token_ids: tuple[int, ...]) -> Message:
-    with suppress(ValueError), isolate(ValueError):  # a renderer can be user code; the complete answer shows its errors
-        return live.read(token_ids)
-    return Message.assistant("")
+_SentTexts = dict[tuple[int, Literal["reasoning", "text"]], str]
+"""The texts that were sent so far, by the index of the choice and the kind of text."""
 
 
-class _SentTexts:
-    def __init__(self) -> None:
-        self._texts: dict[tuple[int, PieceKind], str] = {}
-
-    def new_pieces(self, index: int, message: Message) -> Iterator[Piece]:
-        texts: tuple[tuple[PieceKind, str], ...] = (("reasoning", message.reasoning or ""), ("text", message.text))
-        for kind, text in texts:
-            sent = self._texts.get((index, kind), "")
-            if sent.startswith(text):
-                continue
-            differing = (i for i, (a, b) in enumerate(zip(sent, text, strict=False)) if a != b)
-            num_common = len(sent) if text.startswith(sent) else next(differing)
-            self._texts[index, kind] = text
-            for piece in pieces(text[num_common:]):
-                yield Piece(index, kind, piece)
-
-    def last_parts(self, answer: Answer) -> Iterator[Part]:
-        for index, choice in enumerate(answer.choices):
-            yield from self.new_pieces(index, choice.message)
-        yield answer
+def _new_deltas(sent: _SentTexts, index: int, message: Message) -> Iterator[TextDelta]:
+    texts: tuple[tuple[Literal["reasoning", "text"], str], ...]
+    texts = (("reasoning", message.reasoning or ""), ("text", message.text))
+    for kind, text in texts:
+        before = sent.get((index, kind), "")
+        if not before.startswith(text):  # a text becomes shorter if a tool call begins: the rest was sent all the same
+            differing = (place for place, (a, b) in enumerate(zip(before, text, strict=False)) if a != b)
+            num_common = len(before) if text.startswith(before) else next(differing)
+            sent[index, kind] = text
+            yield TextDelta(index, kind, text[num_common:])

@@ -9,12 +9,10 @@ import openai
 import pytest
 from agent_episodes import ANSWER, QUESTION, RecordingEngine, wait_until
 
-from agent_r1.core.errors import EngineError
 from agent_r1.core.messages import Message
-from agent_r1.core.trajectory import Status
 from agent_r1.gateway import coalescing
-from agent_r1.gateway.chat import Answer, ChatRequest, Draft, RequestError
-from agent_r1.gateway.coalescing import AnswerLog, RequestIdentity
+from agent_r1.gateway.chat import ChatAnswer, ChatRequest, Draft, RequestError
+from agent_r1.gateway.coalescing import AnswerLog
 from agent_r1.gateway.config import GatewayConfig
 
 BODY = {"model": "any", "messages": [QUESTION]}
@@ -144,14 +142,13 @@ def test_equal_requests_in_parallel_are_sampled_separately(episodes):
     assert len(trajectory.turns) == 3, trajectory.reason
 
 
-KEY, RETRY, SECOND_RETRY = {"Idempotency-Key": "k"}, {"X-Stainless-Retry-Count": "1"}, {"X-Stainless-Retry-Count": "2"}
+RETRY, SECOND_RETRY = {"X-Stainless-Retry-Count": "1"}, {"X-Stainless-Retry-Count": "2"}
 
 
 @pytest.mark.parametrize(
     ("requests", "num_turns"),
     [
         ([{}, {}], 2),
-        ([KEY, KEY], 1),
         ([{}, RETRY, SECOND_RETRY], 1),
         ([{}, {}, RETRY, RETRY], 2),  # each of two answers is repeated once
         ([{}, RETRY, RETRY], 2),
@@ -164,38 +161,6 @@ def test_the_headers_of_a_retry_repeat_a_delivered_answer(episodes, requests, nu
 
     trajectory = episodes.play(run, answer)
     assert len(trajectory.turns) == num_turns, trajectory.reason
-
-
-class FailingOnce(RecordingEngine):
-    """Fails in its second generation."""
-
-    num_started = 0
-
-    async def generate(self, prompt, params, *, session_id=None):
-        self.num_started += 1
-        if self.num_started == 2:
-            raise EngineError("gone")
-        return await super().generate(prompt, params, session_id=session_id)
-
-
-def test_the_retry_of_a_failed_request_is_sampled_although_an_equal_request_has_an_answer(episodes):
-    def run(base_url, api_key, task):
-        client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        assert len({client.chat.completions.create(**BODY).id for _ in range(2)}) == 2
-
-    trajectory = episodes.play(run, answer, engine=FailingOnce)
-    assert len(trajectory.turns) == 2 and trajectory.status is Status.COMPLETED, trajectory.reason
-
-
-def test_a_key_of_another_request_is_refused(episodes):
-    def run(base_url, api_key, task):
-        post = poster(base_url, api_key)
-        assert post(**{"Idempotency-Key": "k"}).status_code == 200
-        client = openai.OpenAI(base_url=base_url, api_key=api_key, default_headers={"Idempotency-Key": "k"})
-        with pytest.raises(openai.BadRequestError, match="another request"):
-            client.chat.completions.create(model="any", messages=[QUESTION, QUESTION])
-
-    assert len(episodes.play(run, answer).turns) == 1
 
 
 REQUEST = ChatRequest((Message.user("Who rules Alba?"),))
@@ -216,12 +181,12 @@ class FailingModel:
         finally:
             if self.num_started <= self.num_failures:
                 raise RequestError(503, "EngineError: the engine was closed", can_retry=True)
-        return Draft(Answer(str(self.num_started), (), 3), lambda: None)
+        return Draft(ChatAnswer(str(self.num_started), (), 3), lambda: None)
 
 
 async def submit(log, digest=b"a", num_retries=0):
     """Return the answer to a request after its client received it, or the failure."""
-    pending = log.submit(REQUEST, RequestIdentity(digest, num_retries=num_retries))
+    pending = log.submit(REQUEST, digest, num_retries)
     with pending.waiting():
         await asyncio.wait({pending.drafting})
     if (error := pending.drafting.exception()) is not None:
@@ -230,36 +195,24 @@ async def submit(log, digest=b"a", num_retries=0):
     return pending.answer
 
 
-def test_a_failure_is_forgotten_when_an_equal_request_succeeds_later():
+def test_the_repetition_of_a_failed_request_is_sampled_again():
     async def run():
         log = AnswerLog(FailingModel(1), 8)
         assert isinstance(await submit(log), RequestError)
-        answer = await submit(log)  # the client gave up the failed request, and sends a new one
-        assert await submit(log, num_retries=1) is answer
-        assert log.model.num_started == 2
+        answer = await submit(log, num_retries=1)
+        assert await submit(log, num_retries=2) is answer and log.model.num_started == 2
 
-    asyncio.run(run())
-
-
-def test_failures_that_no_client_repeats_are_forgotten(monkeypatch):
-    async def run():
-        log = AnswerLog(FailingModel(100), 8)
-        for number in range(20):
-            assert isinstance(await submit(log, bytes([number])), RequestError)
-        assert list(log._num_failures) == [bytes([number]) for number in range(15, 20)]
-
-    monkeypatch.setattr(coalescing, "MAX_FAILURES", 5)
     asyncio.run(run())
 
 
 def test_a_request_that_fails_at_the_end_logs_no_traceback(caplog):
     async def run():
         log = AnswerLog(FailingModel(1), 8)
-        log.submit(REQUEST, RequestIdentity(b"a"))
+        log.submit(REQUEST, b"a")
         await asyncio.sleep(0)
         log.close()
         with pytest.raises(RequestError, match="has ended"):
-            log.submit(REQUEST, RequestIdentity(b"b"))
+            log.submit(REQUEST, b"b")
 
     asyncio.run(run())
     gc.collect()

@@ -18,7 +18,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.gateway import streams
-from agent_r1.gateway.chat import Answer, ChatRequest, Choice, Draft, LiveAnswer, Opening
+from agent_r1.gateway.chat import ChatAnswer, ChatRequest, Choice, Draft, LiveAnswer, StreamStart
 from agent_r1.gateway.episode import ServedModel
 from agent_r1.gateway.server import Gateway
 from agent_r1.gateway.streams import LiveReader, live_parts, settled_message
@@ -313,13 +313,13 @@ def streamed_texts(texts, final, stop_strings=(), seconds=0.0):
             while not num_reads[count]:
                 await asyncio.sleep(0.001)
         await asyncio.sleep(seconds)
-        return Draft(Answer("1", (Choice(Message.assistant(final), "stop", len(texts)),), 1), lambda: None)
+        return Draft(ChatAnswer("1", (Choice(Message.assistant(final), "stop", len(texts)),), 1), lambda: None)
 
     async def collect():
         return [part async for part in live_parts(live, asyncio.create_task(draft()))]
 
     request, num_reads = ChatRequest((), stop_strings=stop_strings), Counter()
-    live = LiveAnswer(Opening("1", 1), read)
+    live = LiveAnswer(StreamStart("1", 1), read)
     _, *pieces, _ = asyncio.run(collect())
     return [piece.text for piece in pieces], num_reads.total()
 
