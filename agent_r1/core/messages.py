@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.images import decode_data_url, encode_picture, read_header, without_trailing_bytes
+from agent_r1.core.images import decode_data_url, encode_picture, read_header
 
 RoleName = Literal["system", "user", "assistant", "tool"]
 
@@ -48,12 +48,9 @@ class Image:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in a file. Bytes after the end of the image are dropped.
-
-        Raise InvalidInput if the file cannot be read or is not an image.
-        """
+        """Return the image in a file. Raise InvalidInput if the file cannot be read or is not an image."""
         try:
-            return cls.from_bytes(without_trailing_bytes(Path(path).read_bytes()))
+            return cls.from_bytes(Path(path).read_bytes())
         except OSError as error:
             raise InvalidInput("image", got=f"{path}: {error.strerror}", do="name a file that can be read") from error
 
@@ -76,15 +73,6 @@ class Image:
 
 
 ContentPart = Text | Image
-ReadImage = Callable[[bytes, str | None], Image]
-"""A function (bytes of an image file, declared MIME type or None) -> image.
-
-The function raises InvalidInput if the file cannot be used, or does not have the declared type.
-"""
-
-
-def _trimmed_image(data: bytes, mime: str | None) -> Image:
-    return Image.from_bytes(without_trailing_bytes(data), mime)
 
 
 def parts_text(parts: Iterable[ContentPart]) -> str:
@@ -194,7 +182,7 @@ def to_openai(message: Message) -> dict[str, Any]:
     return data
 
 
-def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_bytes) -> Message:
+def from_openai(data: Mapping[str, Any]) -> Message:
     """Return the message that an OpenAI-style dictionary describes.
 
     Raises:
@@ -203,7 +191,7 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
     """
     if data.get("role") not in get_args(RoleName):
         raise ValueError(f"a message with the role {data.get('role')!r}, which is not one of {get_args(RoleName)}")
-    parts = _content(data.get("content"), read_image)
+    parts = _content(data.get("content"))
     calls = tuple(_call(call, index) for index, call in enumerate(data.get("tool_calls") or ()))
     return Message(data["role"], parts, calls, data.get("reasoning_content"), data.get("tool_call_id"))
 
@@ -211,9 +199,9 @@ def from_openai(data: Mapping[str, Any], read_image: ReadImage = Image.from_byte
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
     """Convert a text or several messages to a tuple of messages.
 
-    The argument ``given`` is the text of one user message, or an iterable of messages and OpenAI-style dictionaries. If
-    a dictionary contains an image, bytes after the end of the image are dropped. Raise TypeError or ValueError for an
-    element that is not a message, and InvalidInput for an image that cannot be used.
+    The argument ``given`` is the text of one user message, or an iterable of messages and OpenAI-style dictionaries.
+    Raise TypeError or ValueError for an element that is not a message, and InvalidInput for an image that cannot be
+    used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]
@@ -224,35 +212,35 @@ def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Mes
     messages = []
     for item in given:
         if isinstance(item, Mapping):
-            item = from_openai(item, _trimmed_image)
+            item = from_openai(item)
         if not isinstance(item, Message):
             raise TypeError(f"an object of type {type(item).__name__} where a message belongs")
         messages.append(item)
     return tuple(messages)
 
 
-def _content(content: object, read_image: ReadImage) -> tuple[ContentPart, ...]:
+def _content(content: object) -> tuple[ContentPart, ...]:
     if content is None or isinstance(content, str):
         return (Text(content or ""),)
     if isinstance(content, list | tuple):
-        return tuple(_part(part, read_image) for part in content)
+        return tuple(map(_part, content))
     raise ValueError(
         f"a message with content of type {type(content).__name__} that is neither text nor a list of parts"
     )
 
 
-def _part(part: object, read_image: ReadImage) -> ContentPart:
+def _part(part: object) -> ContentPart:
     match part:
         case Text() | Image():
             return part
         case {"text": str(text), **others} if others.get("type", "text") in ("text", "input_text", "output_text"):
             return Text(text)
         case {"image_url": {"url": str(url)}} | {"image_url": str(url)}:
-            return read_image(*decode_data_url(url))
+            return Image.from_data_url(url)
         case {"type": "image", "image": Image() as image}:
             return image
         case {"type": "image", "image": bytes(data)}:
-            return read_image(data, None)
+            return Image.from_bytes(data)
         case {"type": "image", "image": str(name)}:
             do = "give a part of the type image_url with data:image/png;base64,.., or in Python Image.from_file(path)"
             raise InvalidInput("image", got=f"{name[:80]!r} in a part of the type image", do=do)

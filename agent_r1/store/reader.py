@@ -157,7 +157,7 @@ class RunReader:
         """Return the image with the hash ``sha256``, or None if the run holds no such image."""
         sql = "SELECT data, mime FROM images WHERE sha256 = ?"
         found = next(self._rows(sql, sha256), None)
-        return None if found is None else Image.from_bytes(*found)
+        return None if found is None else Image(sha256, found[1], data=found[0])
 
     def with_images(self, trajectory: Trajectory) -> Trajectory:
         """Return a copy of ``trajectory`` with the bytes of its images. Other methods leave these bytes out.
@@ -175,7 +175,9 @@ class RunReader:
         return replace(trajectory, start=filled(trajectory.start), turns=tuple(turns))
 
     def _filled(self, part: ContentPart) -> ContentPart:
-        return (self.image(part.sha256) or part) if isinstance(part, Image) else part
+        if isinstance(part, Image) and (stored := self.image(part.sha256)) is not None:
+            return replace(part, data=stored.data)
+        return part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
         """Return the token records of an attempt, one per turn; () if none were recorded."""

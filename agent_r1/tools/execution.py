@@ -26,10 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 MAX_THREADS = 128
-"""The largest number of sync functions that run at the same time in one event loop.
-
-A further call waits for a free thread, and its time limit begins when the function starts.
-"""
+"""The largest number of sync functions that run at the same time in one event loop. Further calls wait."""
 
 DEFAULT_TIMEOUT = 60.0
 """The default time limit of a tool or a reward, in seconds."""
@@ -51,8 +48,7 @@ class CallFailure:
 
     Attributes:
         reason: the exception in one line, such as ``ValueError: no such page``.
-        location: the innermost line of the user's own code in the traceback, such as `` (env.py:12, in find)``, or "".
-            The policy does not see the location.
+        location: see :func:`user_code_location`. The policy does not see it.
     """
 
     reason: str
@@ -70,9 +66,9 @@ CallOutcome = ReturnValue | CallFailure | CallTimeout
 async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOutcome:
     """Run ``work``, a sync or async function, and return its outcome. An exception or a timeout is also an outcome.
 
-    Only three exceptions are raised: the cancellation of the caller, a KeyboardInterrupt, and the GeneratorExit at the
-    end of the event loop. The time limit of ``timeout`` seconds begins when ``work`` starts. An async function that
-    blocks the event loop cannot be stopped.
+    Only a cancellation of the caller, a KeyboardInterrupt, and the GeneratorExit at the end of the event loop are
+    raised. The time limit of ``timeout`` seconds begins when ``work`` starts. An async function that blocks the event
+    loop cannot be stopped.
     """
     # Each event loop has a semaphore of its own, because event loops cannot share an asyncio semaphore.
     slots = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS))
@@ -88,7 +84,7 @@ async def run_with_timeout(work: Callable[[], object], timeout: float) -> CallOu
 
 
 def current_task() -> asyncio.Task[object] | None:
-    """Return the running asyncio task, or None."""
+    """Return the running asyncio task, or None, also if no event loop runs."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -176,10 +172,7 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 BatchFunction = Callable[[list[dict[str, Any]]], Any]
-"""A sync or async function that executes several calls.
-
-It takes a list with the keyword arguments of each call, and returns a list with the outputs in the same order.
-"""
+"""A sync or async function: the keyword arguments of each call -> a list with the outputs in the same order."""
 
 MAX_BATCH = 64
 
@@ -209,10 +202,10 @@ class CallBatcher:
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
 
     async def run(self, arguments: dict[str, Any], order: tuple[int, ...], timeout: float) -> CallOutcome:
-        """Add a call to the waiting calls. Return the outcome of the call when its batch has run.
+        """Return the outcome of the call when its batch has run.
 
-        ``order`` is the sort key of the call. The first ``MAX_BATCH`` waiting calls, sorted by key, are the next batch.
-        The time limit of a batch is the largest ``timeout`` of its calls, in seconds.
+        The first ``MAX_BATCH`` waiting calls, sorted by ``order``, are the next batch. The time limit of a batch is the
+        largest ``timeout`` of its calls, in seconds.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
@@ -245,10 +238,8 @@ class CallBatcher:
             outputs = outcome.value
             if isinstance(outputs, list | tuple) and len(outputs) == len(calls):
                 return [ReturnValue(output) for output in outputs]
-            outcome = CallFailure(
-                f"the batched form did not return a list with one output for each of {len(calls)} calls"
-            )
-        if isinstance(outcome, CallFailure) and len(calls) > 1:
+            outcome = CallFailure(f"the batched form did not return a list of {len(calls)} outputs, one for each call")
+        if isinstance(outcome, CallFailure) and len(calls) > 1:  # find the call that made the batch fail
             return [(await self._execute([call], timeout))[0] for call in calls]
         return [outcome] * len(calls)
 

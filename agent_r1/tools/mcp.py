@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,10 +40,10 @@ from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 __all__ = ["HttpServer", "StdioServer", "mcp_tools"]
 
 START_SECONDS = 30.0
-"""The time limit for starting a server or connecting to a server, in seconds."""
+"""The time limit for starting or connecting to a server."""
 
 OPEN_SECONDS = 60.0
-"""The time that a call can wait for its connection, in seconds. The time limit of the call begins after the wait."""
+"""The time that a call can wait for its connection. The time limit of the call begins after the wait."""
 
 SEED_VARIABLE = "AGENT_R1_SEED"
 """The environment variable that gives the seed of an episode to a server process started for this episode."""
@@ -51,7 +51,7 @@ SEED_VARIABLE = "AGENT_R1_SEED"
 _MAX_PAGES = 100
 
 _MIN_SECRET = 6
-"""The minimum length of a credential that is removed from messages. Shorter values, such as "1" or "true", are kept."""
+"""The minimum length of a credential that is removed from messages. Values such as "1" or "true" are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class StdioServer:
     def __str__(self) -> str:
         return redact_command(self.command)
 
-    def redact(self, text: str) -> str:
-        """Return the text without the values in ``self.variables``, and without credentials in addresses."""
-        return _redact(text, self.variables.values())
+    @property
+    def secrets(self) -> Collection[str]:
+        return self.variables.values()
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
         stdio = import_extra("mcp.client.stdio", extra="mcp")
@@ -104,9 +104,9 @@ class HttpServer:
     def __str__(self) -> str:
         return redact_url(self.url)
 
-    def redact(self, text: str) -> str:
-        """Return the text without the values in ``self.headers``, and without credentials in addresses."""
-        return _redact(text, self.headers.values())
+    @property
+    def secrets(self) -> Collection[str]:
+        return self.headers.values()
 
     def transport(self, seed: int | None, log: IO[str]) -> Any:
         http = import_extra("mcp.client.streamable_http", extra="mcp")
@@ -129,10 +129,8 @@ def mcp_tools(
 
     If ``server`` is a command, each connection has its own server process. If ``server`` is a URL, each connection is a
     session, and the server decides which state the sessions share. If a connection fails, only the calls of the episode
-    with this connection fail, with an explanation.
-
-    Raises:
-        InvalidInput: if the SDK is not installed, the server cannot be reached, or a tool in ``only`` does not exist.
+    with this connection fail, with an explanation. Raise InvalidInput if the server cannot be reached, or if a tool in
+    ``only`` does not exist.
     """
     if isinstance(server, str):
         server = HttpServer(server) if re.match("https?://", server) else StdioServer(tuple(shlex.split(server)))
@@ -148,36 +146,26 @@ def mcp_tools(
 def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix: str) -> Tool:
     name = re.sub(r"[^A-Za-z0-9_-]", "_", prefix + description.name)[:64]
     text = description.description or description.title or description.name
+    schema: Mapping[str, Any] = description.input_schema
 
     async def call(arguments: Mapping[str, Any], resources: Resources) -> ToolResult:
         lease = await resources.get(opener)
         request = partial(lease.connection.call, description.name, arguments)
         return await to_tool_result(name, await run_with_timeout(request, timeout))
 
-    signature = _SchemaSignature(description.input_schema)
-    return Tool(ToolSpec(name, text, description.input_schema), call, signature, OPEN_SECONDS + timeout)
-
-
-@dataclass(frozen=True, slots=True)
-class _SchemaSignature:
-    """A signature that validates arguments with a JSON schema."""
-
-    schema: Mapping[str, Any]
-
     def bind(
-        self, arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
+        arguments: Mapping[str, Any], task: Task, context: RolloutContext, resources: Resources
     ) -> dict[str, Any] | InvalidArguments:
-        validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(self.schema)
+        validator = import_extra("jsonschema", extra="mcp").Draft202012Validator(schema)
         errors = [f"{error.json_path}: {error.message[:200]}" for error in validator.iter_errors(dict(arguments))]
         if not errors:
             return {"arguments": arguments, "resources": resources}
-        expected = describe_parameters(self.schema)
-        return InvalidArguments(f"{'; '.join(errors[:MAX_SHOWN_ERRORS])}. Expected: {expected}")
+        return InvalidArguments(f"{'; '.join(errors[:MAX_SHOWN_ERRORS])}. Expected: {describe_parameters(schema)}")
+
+    return Tool(ToolSpec(name, text, schema), call, bind, OPEN_SECONDS + timeout)
 
 
 class _Connection:
-    """A connection to an MCP server."""
-
     def __init__(self, server: Server, seed: int | None) -> None:
         self.usable = True
         self._server = server
@@ -188,7 +176,6 @@ class _Connection:
 
     @classmethod
     async def open(cls, server: Server, seed: int | None = None) -> _Connection:
-        # Raise ConnectionError if the server cannot be reached.
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -203,6 +190,7 @@ class _Connection:
         return connection
 
     async def _hold(self, seed: int | None) -> None:
+        # The SDK needs one task to open and close a client, but the calls of an episode come from many tasks.
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             self._log = log
             try:
@@ -247,14 +235,12 @@ class _Connection:
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return self._server.redact(f"{reason} ({lines[-1][:200]})" if lines else reason)
-
-
-def _redact(text: str, values: Iterable[str]) -> str:
-    words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
-    for word in sorted(words, key=len, reverse=True):
-        text = text.replace(word, REDACTED)
-    return redact(text)
+        text = f"{reason} ({lines[-1][:200]})" if lines else reason
+        values = self._server.secrets
+        words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
+        for word in sorted(words, key=len, reverse=True):  # a credential can contain another one
+            text = text.replace(word, REDACTED)
+        return redact(text)
 
 
 def _describe(error: BaseException) -> str:
@@ -265,7 +251,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class _Lease:
-    """A connection that one episode uses. At the end of the episode, :meth:`close` calls ``release(connection)``."""
+    """The use of a connection by one episode."""
 
     connection: _Connection
     release: Callable[[_Connection], Any]
@@ -284,7 +270,7 @@ class _PerEpisode:
 
 @dataclass(slots=True)
 class _SharedState:
-    """The shared connections of one event loop. ``num_users`` counts the episodes that use each open connection."""
+    """The shared connections of one event loop, and the number of episodes that use each."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: _Connection | None = None
@@ -292,8 +278,6 @@ class _SharedState:
 
 
 class _Shared:
-    """An ``Opener`` of one connection that all episodes of an event loop share."""
-
     def __init__(self, server: Server) -> None:
         self._server = server
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedState] = WeakKeyDictionary()

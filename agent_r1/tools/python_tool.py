@@ -23,11 +23,8 @@ def python_tool(sandbox: Sandbox | SandboxConfig | None = None) -> Tool:
     """Return a tool named ``python`` that runs code and shows its output. Variables stay until the episode ends.
 
     The field ``data`` of a call's ToolResult is the :class:`ExecutionResult`. If the code times out, crashes or prints
-    too much, the call fails, and the next call starts a fresh interpreter. If ``sandbox`` is None, the default
-    configuration is used.
-
-    Raises:
-        InvalidInput: if the isolation level is not available on this machine.
+    too much, the call fails, and the next call starts a fresh interpreter. Raise InvalidInput if the isolation level is
+    not available on this machine.
 
     Example:
         env = ToolEnv(tools=[python_tool(SandboxConfig(limits=Limits(seconds=5)))], rewards=[exact_match])

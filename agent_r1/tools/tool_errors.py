@@ -14,8 +14,6 @@ _MAX_NAME = 64  # characters; a longer name is cut before the comparison with th
 
 
 class ToolErrorKind(StrEnum):
-    """The reason why a tool call failed."""
-
     MALFORMED_CALL = "malformed call"
     UNKNOWN_TOOL = "unknown tool"
     INVALID_ARGUMENTS = "invalid arguments"
@@ -35,13 +33,11 @@ def error_result(kind: ToolErrorKind, text: str) -> ToolResult:
 
 
 def malformed_call_result(reason: str) -> ToolResult:
-    """Return the result of a call that could not be parsed."""
     text = f"The tool call could not be read and was not run: {reason}."
     return error_result(ToolErrorKind.MALFORMED_CALL, text)
 
 
 def unknown_tool_result(name: str, known: Sequence[str]) -> ToolResult:
-    """Return the result of a call to a tool that does not exist."""
     name = name[:_MAX_NAME]
     hint = suggest(name, known).replace("did", " Did", 1)
     text = f"There is no tool {name!r}.{hint} The tools are: {', '.join(known) or 'none'}."
@@ -106,5 +102,5 @@ def part_errors(parts: Sequence[object]) -> Iterator[str]:
 
 
 def describe_type(value: object) -> str:
-    """Return the type of a value as text, without calling a method of the value."""
+    # No method of the value is called, because it can be user code.
     return "None" if value is None else f"an object of type {type(value).__name__}"

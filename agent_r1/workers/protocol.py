@@ -169,8 +169,7 @@ def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple
 
 def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[ContentPart, ...]:
     return tuple(
-        Image.from_bytes(base64.b64decode(images[part.sha256]), part.mime) if isinstance(part, Image) else part
-        for part in parts
+        replace(part, data=base64.b64decode(images[part.sha256])) if isinstance(part, Image) else part for part in parts
     )
 
 

@@ -8,7 +8,6 @@ import time
 
 from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import ImageContent
-from PIL import Image as Pillow
 
 server = MCPServer("tests")
 counted = {"calls": 0}
@@ -70,11 +69,13 @@ def picture() -> list[Image | ImageContent]:
 
 @server.tool()
 def forged() -> Image:
-    """Show a picture with a page after it."""
-    return Image(data=png() + b"<html></html>", format="png")
+    """Show half of a picture."""
+    return Image(data=png()[:20], format="png")
 
 
 def png() -> bytes:
+    from PIL import Image as Pillow  # slow to import, and most servers show no picture
+
     file = io.BytesIO()
     Pillow.new("RGB", (6, 4), "red").save(file, "PNG")
     return file.getvalue()

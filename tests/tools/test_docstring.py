@@ -27,11 +27,11 @@ FULL = """Look passages up.
 
 
 def test_the_summary_is_the_text_before_the_first_section() -> None:
-    assert parse_docstring(FULL).summary == "Look passages up.\n\nThe search is by words, not by meaning."
+    assert parse_docstring(FULL)[0] == "Look passages up.\n\nThe search is by words, not by meaning."
 
 
 def test_arguments_come_from_the_section_args_only() -> None:
-    assert parse_docstring(FULL).arguments == {
+    assert parse_docstring(FULL)[1] == {
         "query": "what to look for, in a few words.",
         "k": "how many passages: at most 10.",
         "plain": "Explained on the next line.",
@@ -40,8 +40,8 @@ def test_arguments_come_from_the_section_args_only() -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "Args:\n    a: one."])
 def test_without_a_description_the_summary_is_empty(text: str) -> None:
-    assert parse_docstring(text).summary == ""
+    assert parse_docstring(text)[0] == ""
 
 
 def test_a_colon_in_the_description_starts_no_section() -> None:
-    assert parse_docstring("Usage notes: none.\nArgs: see below").summary == "Usage notes: none. Args: see below"
+    assert parse_docstring("Usage notes: none.\nArgs: see below")[0] == "Usage notes: none. Args: see below"

@@ -67,7 +67,7 @@ def test_an_image_that_cannot_be_used_is_a_failed_result():
     large = Pillow.new("1", (8000, 8000))
     for value, reason in (
         (Image.from_bytes(undecodable()), "cannot be decoded"),
-        (Image("00" * 32, "image/png"), "cannot be decoded"),
+        (Image("00" * 32, "image/png"), "cannot identify"),
         (large, "8000 x 8000 pixels"),
         ([PICTURE, Pillow.new("RGB", (1, 500))], "1 x 500 pixels"),
     ):
