@@ -15,28 +15,19 @@ from agent_r1.core.trajectory import AttemptId
 class Transition:
     """The outcome of an action in an environment.
 
-    Attributes:
-        messages: the observation, which is appended to the conversation.
-        rewards: process rewards of the action as a whole, by name.
-        end: None if the episode goes on; "terminal" if it is over; "truncated" if it was cut off.
-        call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
-
     Example:
         Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
     """
 
-    messages: tuple[Message, ...]
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    end: Literal["terminal", "truncated"] | None = None
+    messages: tuple[Message, ...]  # the observation, which is appended to the conversation
+    rewards: Mapping[str, float] = field(default_factory=dict)  # process rewards of the whole action, by name
+    end: Literal["terminal", "truncated"] | None = None  # truncated: the episode was cut off; None: it goes on
     results: tuple[ToolResult, ...] = ()
-    call_rewards: tuple[Mapping[str, float], ...] = ()
+    call_rewards: tuple[Mapping[str, float], ...] = ()  # of each tool call, in order; (): no call is rewarded
 
 
 class ModelClient(Protocol):
-    """A model that answers a conversation, such as a frozen policy or a remote endpoint.
-
-    Any async function with the signature of ``__call__`` is a ModelClient.
-    """
+    """A model that answers a conversation, such as a frozen policy. Any async function of this signature is one."""
 
     async def __call__(self, messages: tuple[Message, ...], /) -> Message: ...
 
@@ -45,10 +36,8 @@ class ModelClient(Protocol):
 class RolloutContext:
     """The context of one attempt.
 
-    Attributes:
-        deadline: when the attempt is cancelled, on the event loop's clock (``loop.time()``). None: never.
-        models: models that the environment may query, by role: "user", "judge", "reward" and "policy". Inside an agent
-            loop, "policy" is always present.
+    ``models`` are the models that the environment may query, by role: "user", "judge", "reward" and "policy". Inside an
+    agent loop, "policy" is always present.
 
     Example:
         reply = await context.models["user"]((Message.user("Where is my order?"),))
@@ -56,15 +45,12 @@ class RolloutContext:
 
     id: AttemptId
     seed: int
-    deadline: float | None = None
+    deadline: float | None = None  # when the attempt is cancelled, on the event loop's clock (``loop.time()``)
     models: Mapping[str, ModelClient] = field(default_factory=dict)
 
 
 class Episode(Protocol):
-    """One conversation of the policy with an environment.
-
-    ``start`` holds the opening messages. ``step`` takes an action of the policy, and returns the messages to append.
-    """
+    """One conversation of the policy with an environment. ``start`` holds the opening messages."""
 
     start: tuple[Message, ...]
 
@@ -86,18 +72,14 @@ class Env(Protocol):
 class ExecutesCode(Protocol):
     """An environment, scorer or reward that can execute code written by the policy.
 
-    ``sandbox`` is a text that describes the isolation of the code, such as "bubblewrap: files user". The text begins
-    with "none" if the code is not isolated. If no code is executed, there is no text: ``sandbox`` is None.
+    ``sandbox`` describes the isolation of the code, such as "bubblewrap: files user". The text begins with "none" if
+    the code is not isolated. If no code is executed, ``sandbox`` is None.
     """
 
     sandbox: Any
 
 
 def weakest_sandbox(levels: Iterable[str | None]) -> str | None:
-    """Return the weakest sandbox in ``levels``: the first text that begins with "none", otherwise the first text.
-
-    If all items are None, return None.
-    """
-    return max(
-        (level for level in levels if level is not None), key=lambda level: level.startswith("none"), default=None
-    )
+    """Return the first text that begins with "none", otherwise the first text. If all items are None, return None."""
+    known = [level for level in levels if level is not None]
+    return max(known, key=lambda level: level.startswith("none"), default=None)
