@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,10 +20,7 @@ MAX_SHOWN, MAX_REMEDY = 400, 1500
 """The maximum length of a value and of a remedy in an error message, in characters."""
 
 MAX_ADDRESS = 10_000
-"""If a value has at most this many characters, an error message removes credentials before it shortens the value.
-
-A longer value is shortened first.
-"""
+"""A longer value is no web address. It is shortened before credentials are searched, which takes time."""
 
 
 class AgentR1Error(Exception):
@@ -32,8 +29,6 @@ class AgentR1Error(Exception):
 
 class InvalidInput(AgentR1Error):
     """Raised if input from the user cannot be used. The message is one line: the input, its value, the remedy.
-
-    A long value is shortened. Credentials in web addresses are removed.
 
     Example:
         >>> str(InvalidInput("steps", got=-1, do="give a number of steps >= 1"))
@@ -62,12 +57,7 @@ class UnsupportedChat(AgentR1Error):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised if a signal stops a run.
-
-    Attributes:
-        number: the number of the signal.
-        folder: the folder of the run.
-    """
+    """Raised if the signal ``number`` stops the run in ``folder``."""
 
     def __init__(self, number: int, message: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -75,39 +65,24 @@ class Interrupted(KeyboardInterrupt):
 
 
 def shorten(value: object, most: int = MAX_SHOWN) -> str:
-    """Return ``value`` as text for an error message.
-
-    If the text is longer than the limit (the argument ``most``, in characters), the text is cut to ``most // 2``
-    characters, and the length of the whole text is appended.
-    """
-    try:
-        text = str(value)
-    except ValueError:  # Python refuses to write integers of more than 4,300 digits
-        text = hex(value) if isinstance(value, int) else type(value).__name__
+    """Return ``value`` as text for an error message. A text of more than ``most`` characters is cut."""
+    text = str(value)
     return text if len(text) <= most else f"{text[: most // 2]}.. ({len(text)} characters)"
-
-
-_CUTOFF = 0.6  # the default of difflib.get_close_matches
-_PART_WEIGHT = 0.98  # a match of the last part only ("high" for "loss.high") ranks just below a match of the whole name
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a question with the known name that is most similar to ``name``; "" if no known name is similar."""
-    rated = [(_similarity(name, candidate), candidate) for candidate in known]
-    similarity, closest = max(rated, key=lambda pair: pair[0], default=(0.0, ""))  # max returns the first of equals
-    return f"did you mean {closest!r}?" if similarity >= _CUTOFF else ""
-
-
-def _similarity(name: str, candidate: str) -> float:
-    words = candidate.rpartition(".")[2].split("_")
-    part, name_part = "_".join(words), name.rpartition(".")[2]
-    by_initials = len(words) > 1 and name_part == "".join(word[:1] for word in words)
-    by_part = max(SequenceMatcher(None, part, name_part).ratio(), by_initials)
-    return max(SequenceMatcher(None, candidate, name).ratio(), _PART_WEIGHT * by_part)
+    known = list(known)
+    parts = {candidate.rpartition(".")[2]: candidate for candidate in reversed(known)}  # of equal parts, the first
+    part = name.rpartition(".")[2]
+    initials = (last for last in parts if "_" in last and part == "".join(word[:1] for word in last.split("_")))
+    similar = get_close_matches(name, known, 1) or [parts[last] for last in initials]
+    similar = similar or [parts[last] for last in get_close_matches(part, parts, 1)]
+    return f"did you mean {similar[0]!r}?" if similar else ""
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import and return the module ``name`` of an optional dependency."""
+    """Import and return the module ``name`` of an optional dependency. Raise InvalidInput if it is not installed."""
     require_extra(name, extra)
     return import_module(name)
 
@@ -121,7 +96,7 @@ def require_extra(name: str, extra: str) -> None:
 def read_credential(variable: str) -> str:
     """Return the credential in an environment variable, stripped of white space; "" if the variable is not set.
 
-    Raise InvalidInput if an HTTP header cannot contain the credential. The message does not show the credential.
+    Raise InvalidInput, without the credential, if an HTTP header cannot contain the credential.
     """
     value = os.environ.get(variable, "").strip()
     if not (value.isascii() and value.isprintable()):

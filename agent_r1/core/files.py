@@ -1,4 +1,4 @@
-"""A function that opens a file whose path comes from the user."""
+"""Files: data files of the user, temporary folders, cached folders, and folders that are written as a whole."""
 
 from __future__ import annotations
 
@@ -35,26 +35,19 @@ def open_regular(path: Path) -> BinaryIO:
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """One JSON object of a data file.
-
-    ``number`` is counted from 1: the position in a JSON list, or the line in a JSONL file.
-
-    Example:
-        JsonRecord(path=Path("dev.jsonl"), number=17, values={"question": "Who rules Alba?", "answer": "Bruno"})
-    """
+    """One JSON object of a data file."""
 
     path: Path
-    number: int
+    number: int  # from 1: the position in a JSON list, or the line in a JSONL file
     values: Mapping[str, Any]
 
     def error(self, got: str, do: str) -> InvalidInput:
-        """Return an error that names the file and the row."""
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
         """Return the stripped text of the first field in ``names`` that the record has.
 
-        Raise InvalidInput if the record has none of these fields, or if the found field is blank or not text.
+        Raise InvalidInput if there is none, or if it is blank or not text.
         """
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
@@ -73,9 +66,8 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
             rows = enumerate(_parse(path, file.read(), 1), start=1) if _starts_list(file) else _parse_lines(path, file)
             for number, values in rows:
                 if not isinstance(values, dict):
-                    raise InvalidInput(
-                        f"{path}, row {number}", got=type(values).__name__, do="make every row a JSON object"
-                    )
+                    what = f"{path}, row {number}"
+                    raise InvalidInput(what, got=type(values).__name__, do="make every row a JSON object")
                 empty = False
                 yield JsonRecord(path, number, values)
     except OSError as error:
@@ -113,42 +105,37 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 
 
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
+    line, do = first_line, "fix that line"
     try:
         value = json.loads(data.decode("utf-8-sig"))
         if b"\\u" in data:  # half a character (a lone surrogate) cannot be written or hashed
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise InvalidInput(
-            f"{path}, line {first_line}", got=f"half a character, {half!a}", do="write the whole surrogate pair"
-        ) from error
+        got, do = f"half a character, {error.object[error.start]!a}", "write the whole surrogate pair"
     except UnicodeDecodeError as error:
-        line = first_line + data.count(b"\n", 0, error.start)
-        raise InvalidInput(
-            f"{path}, line {line}", got="bytes that are not UTF-8", do="save the file as UTF-8"
-        ) from error
+        line += data.count(b"\n", 0, error.start)
+        got, do = "bytes that are not UTF-8", "save the file as UTF-8"
     except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise InvalidInput(f"{path}, line {line}", got=f"broken JSON ({error.msg})", do="fix that line") from error
+        line += error.lineno - 1
+        got = f"broken JSON ({error.msg})"
     except (RecursionError, ValueError) as error:
-        raise InvalidInput(
-            f"{path}, line {first_line}", got=f"JSON that cannot be read ({type(error).__name__})", do="fix that line"
-        ) from error
+        got = f"JSON that cannot be read ({type(error).__name__})"
+    raise InvalidInput(f"{path}, line {line}", got=got, do=do)
 
 
 LOCK = ".lock"
 
 
 class TemporaryFolder:
-    """A new folder for the files of this process. Other processes may remove the folder after this process has ended.
+    """A new folder for the files of this process. If the process is killed, a later process removes the folder.
 
-    Args:
-        prefix: the first part of the folder's name, such as "agent-r1-vllm-".
-        parent: the folder that contains the new folder. None: the system's folder for temporary files.
-
-    Raises OSError if the folder cannot be made.
+    ``prefix`` is the first part of the folder's name, such as "agent-r1-vllm-". ``parent`` is by default the system's
+    folder for temporary files.
     """
+
+    # The process holds a lock on a file in the folder. So a folder without a holder is abandoned, also in a place that
+    # machines or containers share, where process ids mean nothing.
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         place = Path(tempfile.gettempdir()) if parent is None else parent
@@ -214,13 +201,12 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
 
     ``make`` writes to a temporary folder, which then becomes ``folder``. So a killed process leaves no incomplete
     folder. If several processes call this function, only one calls ``make``, and the others wait.
-
-    Raise OSError if the folder cannot be written or locked. Errors of ``make`` are raised unchanged.
     """
     if is_valid(folder, origin):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent / f".{folder.name}.lock"):
+    with (folder.parent / f".{folder.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if is_valid(folder, origin):  # another process has made the folder
             return folder
         temporary = folder.parent / f".{folder.name}.part"
@@ -228,7 +214,11 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
         try:
             temporary.mkdir()
             make(temporary)
-            _write_manifest(temporary, origin)
+            manifest = {"origin": dict(origin), "files": _checksums(temporary)}
+            with (temporary / MANIFEST).open("w", encoding="utf-8") as file:
+                json.dump(manifest, file)
+                file.flush()
+                os.fsync(file.fileno())
             if folder.exists():
                 shutil.rmtree(folder)
             os.rename(temporary, folder)
@@ -244,24 +234,6 @@ def is_valid(folder: Path, origin: Origin) -> bool:
         return manifest == {"origin": dict(origin), "files": _checksums(folder)}
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write_manifest(folder: Path, origin: Origin) -> None:
-    manifest = {"origin": dict(origin), "files": _checksums(folder)}
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(manifest, file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _checksums(folder: Path) -> dict[str, str]:
@@ -294,7 +266,6 @@ class Disk:
         os.rename(old, new)
 
     def remove(self, folder: Path) -> None:
-        """Remove a folder; errors are ignored."""
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -305,7 +276,7 @@ DISK = Disk()
 def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
     """Yield a hidden temporary folder, which is renamed to ``folder`` at the end of the ``with`` block.
 
-    After an exception in the block, the temporary folder is removed. A killed process can leave it behind (see
+    After an exception in the block, it is removed. A killed process can leave it behind (see
     :func:`remove_leftovers`). Raises OSError if ``folder`` exists and is not empty.
     """
     with _temporary_dir(folder, disk) as temporary:
@@ -317,9 +288,8 @@ def atomic_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 @contextmanager
 def atomic_replace_dir(folder: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """Yield a hidden temporary folder, which replaces ``folder`` at the end of the ``with`` block.
-
-    ``folder`` may exist. After an exception in the block, ``folder`` is unchanged.
+    """Yield a hidden temporary folder, which replaces ``folder`` at the end of the ``with`` block, if no exception is
+    raised.
     """
     with _temporary_dir(folder, disk) as temporary:
         yield temporary

@@ -22,36 +22,24 @@ ProductPrecision = Literal["float32", "tf32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """One version of the policy's weights.
-
-    Attributes:
-        number: the version number; the initial weights of a run have the number 0.
-        step: the optimizer step that made these weights.
-        checksum: the sha256 of all tensors; None if no checksum was computed.
+    """One version of the policy's weights, made by the optimizer step ``step``.
 
     Example:
         PolicyVersion(number=3, step=3, checksum="9f86d0..")
     """
 
-    number: int
+    number: int  # 0: the initial weights of a run
     step: int
-    checksum: str | None = None
+    checksum: str | None = None  # the sha256 of all tensors; None if not computed
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryPrompt:
-    """A fixed prompt with log-probabilities from the trainer, to test which weights a server serves.
+    """A fixed prompt with log-probabilities from the trainer, to test which weights a server serves."""
 
-    Attributes:
-        token_ids: (n,) the tokens of the prompt.
-        logprobs: (n - 1,) the log-probability of each token except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the most likely next tokens, by token id, at the temperature
-            ``TEMPERATURE`` of ``inference/canary.py``.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    next_logprobs: Mapping[int, float]
+    token_ids: tuple[int, ...]  # (n,)
+    logprobs: tuple[float, ...]  # (n - 1,) of each token except the first, at temperature 1
+    next_logprobs: Mapping[int, float]  # of the most likely next tokens, at inference/canary.py:TEMPERATURE
 
 
 Canary = tuple[CanaryPrompt, ...]
@@ -59,24 +47,16 @@ Canary = tuple[CanaryPrompt, ...]
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolders:
-    """A LoRA adapter in the format of peft, and the frozen weights of its base model, as folders of
-    safetensors files.
-    """
-
-    adapter: Path
-    base: Path
+    adapter: Path  # a LoRA adapter in the format of peft
+    base: Path  # the frozen weights of its base model, as safetensors files
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """A reference to new weights.
 
-    Attributes:
-        version: the version that an engine serves after the update.
-        transport: how the engine obtains the weights (see :data:`Transport`).
-        handle: depends on ``transport``. "shared_memory": the module. "safetensors": the folder. "lora": the
-            :class:`AdapterFolders`. "nccl": the name of the process group.
-        canary: prompts that test whether the engine has these weights; () if the engine reports a checksum.
+    ``handle`` depends on the transport: the module ("shared_memory"), the folder ("safetensors"), the
+    :class:`AdapterFolders` ("lora") or the name of the process group ("nccl").
 
     Example:
         WeightUpdate(version=PolicyVersion(3, step=3), transport="safetensors", handle=Path("/dev/shm/run/version-3"))
@@ -85,7 +65,7 @@ class WeightUpdate:
     version: PolicyVersion
     transport: Transport
     handle: object
-    canary: Canary = ()
+    canary: Canary = ()  # tests whether the engine has these weights; () if the engine reports a checksum
 
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -93,13 +73,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """An image in a prompt, and the ranges of its placeholder tokens.
-
-    The model reads one image feature at each placeholder token.
-
-    Example:
-        PromptMedia(image=image, spans=(range(4, 8), range(9, 13)))
-    """
+    """An image in a prompt, and the ranges of its placeholder tokens. The model reads one image feature at each."""
 
     image: Image
     spans: tuple[range, ...]
@@ -119,11 +93,7 @@ class PromptMedia:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens that a completion continues, and their images.
-
-    Example:
-        Prompt(token_ids=(1, 17, 4))
-    """
+    """The tokens that a completion continues, and their images."""
 
     token_ids: tuple[int, ...]
     media: tuple[PromptMedia, ...] = ()
@@ -133,13 +103,9 @@ class Prompt:
 class StopCondition:
     """The condition that ends a generation at one of the stop strings ``strings``.
 
-    ``is_met`` takes all tokens sampled so far. An engine uses the condition in one of two ways:
-
-    - The engine calls ``is_met`` after each sampled token.
-    - The engine searches for ``strings`` itself, and calls ``is_met`` when it has found a string.
-
-    If ``is_met`` returns True, the generation ends. ``is_met`` may return False for a stop string that does not end the
-    generation, such as a string inside a thought.
+    ``is_met`` takes all tokens sampled so far. The engine calls it after each sampled token, or when the engine itself
+    has found one of ``strings``. If the string does not end the generation, for example because it is inside a thought,
+    ``is_met`` returns False.
 
     Example:
         StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
@@ -151,38 +117,26 @@ class StopCondition:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The parameters of one generation.
+    """The parameters of one generation. A completion includes the stop token, or the last token of a stop string.
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: the probability mass of nucleus sampling. 1: no limit.
-        top_k: sample only from the ``top_k`` most probable tokens. 0: no limit.
-        stop_token_ids: tokens that end the generation. The completion includes the stop token.
-        seed: determines the random numbers of the generation, independently of the rest of the batch.
-        stop_condition: ends the generation at a stop string. The completion includes the last token of the string.
-        top_logprobs: how many of the most likely tokens to return at each position. Only engines with the capability
-            ``top_logprobs`` accept a value above 0.
-        on_tokens: called after each sampled token with all tokens sampled so far, possibly in a thread of the engine.
-            Engines that return only complete generations do not call this function.
+    ``on_tokens`` is called after each sampled token with all tokens sampled so far, possibly in a thread of the engine.
+    Engines that return only complete generations do not call it.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # the probability mass of nucleus sampling
+    top_k: int = 0  # sample only from the k most probable tokens; 0: no limit
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
-    seed: int = 0
+    seed: int = 0  # determines the random numbers, independently of the rest of the batch
     stop_condition: StopCondition | None = None
-    top_logprobs: int = 0
+    top_logprobs: int = 0  # how many of the most likely tokens to return at each position
     on_tokens: Callable[[Sequence[int]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
-    """Consecutive tokens of a completion, all sampled with the same version of the weights.
-
-    ``start`` is the index of the first token. The span ends where the next span starts.
-    """
+    """Consecutive tokens of a completion, from index ``start`` to the next span, sampled with one policy version."""
 
     start: int
     version: int
@@ -196,36 +150,25 @@ TopLogprobs = tuple[tuple[int, float], ...]
 class Completion:
     """The sampled tokens of one generation, with their log-probabilities.
 
-    Attributes:
-        logprobs: log-softmax(logits / temperature) over the full vocabulary, with temperature 1 for greedy sampling.
-        version_spans: which version of the weights sampled each token.
-        top_logprobs: the most likely tokens at each position; () if not requested.
-        first_token_seconds: the time from the request to the first token; None if not measured.
-        prefilled_tokens: the number of tokens that were prefilled for the generation; None if not measured. Tokens that
-            were in the KV cache, or were copied within the KV cache, are not counted. If keys and values of a running
-            generation are removed, its tokens, including sampled tokens, are prefilled and counted again.
-
     Example:
         Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
                    version_spans=(PolicyVersionSpan(0, 3),))
     """
 
     token_ids: tuple[int, ...]
+    # log-softmax(logits / temperature) over the full vocabulary, with temperature 1 for greedy sampling
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     version_spans: tuple[PolicyVersionSpan, ...]
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    first_token_seconds: float | None = field(default=None, compare=False)
+    first_token_seconds: float | None = field(default=None, compare=False)  # from the request; None if not measured
+    # Tokens from the KV cache do not count. If the cache of a running generation is removed, its tokens count again.
     prefilled_tokens: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Tokens with their log-probabilities under the policy that sampled them; 0 for tokens that were not sampled.
-
-    Example:
-        ScoredTokens((1, 17, 4), (0.0, -0.1, -0.7))
-    """
+    """Tokens with their log-probabilities under the policy that sampled them; 0 for tokens that were not sampled."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -234,9 +177,7 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` as ScoredTokens.
-
-        The prefix that ``token_ids`` shares with this object keeps its log-probabilities. All later tokens get 0.
+        """Return ``token_ids`` with the log-probabilities of the prefix that they share with this object, then 0.
 
         Example:
             >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))
@@ -261,47 +202,28 @@ class ValueFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. A run that needs a missing ability does not start.
-
-    Attributes:
-        transports: how the engine can obtain new weights.
-        max_context: the maximum number of tokens in a prompt and its completion together. None: no limit.
-        deterministic: whether equal prompts, seeds and weights give bit-identical completions in any batch.
-        max_sessions: the maximum number of sessions that keep a KV cache at the same time. Requests of more sessions
-            wait until a session is released. None: no limit.
-        stop_condition: whether the engine calls ``SamplingParams.stop_condition`` after each token.
-        media: whether the engine accepts images.
-        dtype: the data type of the engine's weights. None: the data type of the published weights.
-        checksum: whether the engine can compute a checksum of its weights. An engine without checksums must test new
-            weights with ``WeightUpdate.canary`` before it serves these weights.
-    """
+    """The abilities of an engine. A run that needs a missing ability does not start."""
 
     transports: frozenset[Transport]
-    max_context: int | None = None
-    deterministic: bool = False
-    max_sessions: int | None = None
+    max_context: int | None = None  # of a prompt and its completion together
+    deterministic: bool = False  # equal prompts, seeds and weights give bit-identical completions in any batch
+    max_sessions: int | None = None  # that keep a KV cache; requests of more sessions wait for a release
     top_logprobs: bool = False
-    stop_condition: bool = True
-    media: bool = False
-    dtype: Dtype | None = None
+    stop_condition: bool = True  # whether SamplingParams.stop_condition is called after each token
+    media: bool = False  # whether prompts can have images
+    dtype: Dtype | None = None  # of the engine's weights; None: as published
+    # An engine without checksums must test new weights with WeightUpdate.canary before it serves them.
     checksum: bool = True
 
 
 class InferenceEngine(Protocol):
-    """An engine that generates tokens.
-
-    ``session_id`` names the conversation of a prompt. If two prompts of a session begin with the same tokens, the
-    engine can reuse the KV cache of these tokens.
-    """
+    """An engine that generates tokens. Prompts of one session can share the KV cache of their common beginning."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt. Raise EngineError if the generation fails.
-
-        Without ``session_id``, the engine need not keep the KV cache.
-        """
+        """Return a completion of the prompt. Raise EngineError if the generation fails."""
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:

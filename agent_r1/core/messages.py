@@ -25,20 +25,15 @@ class Text:
 class Image:
     """An image that is part of a message. Two images are equal if their files have equal bytes.
 
-    Attributes:
-        sha256: the hash of the file, in hexadecimal.
-        mime: the format of the file, such as "image/png".
-        data: the bytes of the file; empty in messages that were read from a run.
-
     Example:
         Message("user", (Image.from_file("chart.png"), Text("Which bar is the highest?")))
     """
 
-    sha256: str
-    mime: str
+    sha256: str  # of the file, in hexadecimal
+    mime: str  # such as image/png
     width: int = field(default=0, compare=False)
     height: int = field(default=0, compare=False)
-    data: bytes = field(default=b"", compare=False, repr=False)
+    data: bytes = field(default=b"", compare=False, repr=False)  # the file; empty in messages read from a run
 
     @classmethod
     def from_bytes(cls, data: bytes, mime: str | None = None) -> Image:
@@ -48,7 +43,7 @@ class Image:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Image:
-        """Return the image in a file. Raise InvalidInput if the file cannot be read or is not an image."""
+        """Return the image in a file. Raise InvalidInput if the file is not an image."""
         try:
             return cls.from_bytes(Path(path).read_bytes())
         except OSError as error:
@@ -56,12 +51,12 @@ class Image:
 
     @classmethod
     def from_data_url(cls, url: str) -> Image:
-        """Return the image in a URL such as ``data:image/png;base64,iVBOR..``. Raise InvalidInput for other URLs."""
+        """Return the image in a URL such as ``data:image/png;base64,iVBOR..``."""
         return cls.from_bytes(*decode_data_url(url))
 
     @classmethod
     def from_pil(cls, picture: Any) -> Image:
-        """Convert an image of the package pillow to a PNG. Raise InvalidInput if this is not possible."""
+        """Convert an image of the package pillow to a PNG."""
         return cls.from_bytes(encode_picture(picture))
 
     def to_data_url(self) -> str:
@@ -90,28 +85,20 @@ def parts_text(parts: Iterable[ContentPart]) -> str:
 class ToolCall:
     """One tool call as the policy wrote it.
 
-    ``raw`` is the text of the call, without the markers around it. If this text cannot be parsed, ``arguments`` is None
-    and ``error`` gives the reason.
-
     Example:
         ToolCall(id="call_0", name="search", arguments={"query": "Alba"}, raw='{"name": "search", ...}')
     """
 
     id: str
     name: str
-    arguments: Mapping[str, Any] | None
-    raw: str
-    error: str | None = None
+    arguments: Mapping[str, Any] | None  # None if ``raw`` cannot be parsed
+    raw: str  # the text of the call, without the markers around it
+    error: str | None = None  # why ``raw`` cannot be parsed
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation.
-
-    Attributes:
-        calls: the tool calls of an assistant message.
-        reasoning: the thought at the beginning of an assistant message, or None.
-        call_id: the id of the tool call that a tool message answers; None in other messages.
 
     Example:
         Message.user("Who rules Alba?").text == "Who rules Alba?"
@@ -119,9 +106,9 @@ class Message:
 
     role: RoleName
     parts: tuple[ContentPart, ...]
-    calls: tuple[ToolCall, ...] = ()
-    reasoning: str | None = None
-    call_id: str | None = None
+    calls: tuple[ToolCall, ...] = ()  # of an assistant message
+    reasoning: str | None = None  # the thought at the beginning of an assistant message
+    call_id: str | None = None  # the tool call that a tool message answers
 
     @property
     def text(self) -> str:
@@ -154,10 +141,7 @@ class Message:
 
 
 def to_openai(message: Message) -> dict[str, Any]:
-    """Return a message as an OpenAI-style dictionary for a chat template.
-
-    The arguments of a call are a mapping, as the templates of transformers expect. If a call could not be parsed, no
-    calls are listed. With images, ``content`` is a list of parts, and each image is a data URL.
+    """Return a message as an OpenAI-style dictionary for a chat template. Calls that could not be parsed are left out.
 
     Example:
         >>> to_openai(Message.user("hello"))
@@ -173,6 +157,7 @@ def to_openai(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
+                # a mapping and not text, as the templates of transformers expect
                 "function": {"name": call.name, "arguments": dict(call.arguments or {})},
             }
             for call in message.calls
@@ -185,9 +170,7 @@ def to_openai(message: Message) -> dict[str, Any]:
 def from_openai(data: Mapping[str, Any]) -> Message:
     """Return the message that an OpenAI-style dictionary describes.
 
-    Raises:
-        ValueError: the role is unknown, or a part of the dictionary cannot be read.
-        InvalidInput: an image cannot be used.
+    Raise ValueError if the dictionary cannot be read, and InvalidInput if an image cannot be used.
     """
     if data.get("role") not in get_args(RoleName):
         raise ValueError(f"a message with the role {data.get('role')!r}, which is not one of {get_args(RoleName)}")
@@ -197,11 +180,9 @@ def from_openai(data: Mapping[str, Any]) -> Message:
 
 
 def to_messages(given: str | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Convert a text or several messages to a tuple of messages.
+    """Convert the text of one user message, or an iterable of messages and OpenAI-style dictionaries.
 
-    The argument ``given`` is the text of one user message, or an iterable of messages and OpenAI-style dictionaries.
-    Raise TypeError or ValueError for an element that is not a message, and InvalidInput for an image that cannot be
-    used.
+    Raise TypeError or ValueError if an element is not a message, and InvalidInput if an image cannot be used.
 
     Example:
         >>> [message.text for message in to_messages([{"role": "user", "content": "hello"}])]
@@ -271,11 +252,7 @@ def _call(call: object, index: int) -> ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The output of the policy in one turn: the parsed message and the raw text.
-
-    Example:
-        Action(message=Message.assistant("<answer>Bruno</answer>"), text="<answer>Bruno</answer>")
-    """
+    """The output of the policy in one turn: the parsed message and the raw text."""
 
     message: Message
     text: str
@@ -283,11 +260,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """The description of a tool for the policy. ``parameters`` is the JSON schema of the arguments."""
+    """The description of a tool for the policy."""
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # the JSON schema of the arguments
 
     def to_openai(self) -> dict[str, Any]:
         """Return the tool in the OpenAI format, for the argument ``tools`` of a chat template."""
@@ -297,17 +274,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of one tool call.
+    """The result of one tool call."""
 
-    Attributes:
-        parts: the text and media that the agent sees.
-        error: the kind of the failure; None if the call succeeded.
-        data: any value for the rewards, not shown to the agent.
-        seconds: the duration of the call.
-    """
-
-    parts: tuple[ContentPart, ...]
+    parts: tuple[ContentPart, ...]  # what the agent sees
     ok: bool
-    error: str | None = None
-    data: Any = None
-    seconds: float = 0.0
+    error: str | None = None  # the kind of the failure; None if the call succeeded
+    data: Any = None  # for the rewards, not shown to the agent
+    seconds: float = 0.0  # the duration of the call

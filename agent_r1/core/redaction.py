@@ -96,7 +96,7 @@ def _without_user(rest: str) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """Return a copy of a JSON value with all texts redacted. Lone surrogates (half a character) are escaped."""
+    """Return a copy of a JSON value with all texts redacted. Lone surrogates are escaped."""
     if isinstance(value, str):
         return redact(value).encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):

@@ -14,26 +14,18 @@ from agent_r1.core.messages import Message, to_messages, to_openai
 
 @dataclass(frozen=True, slots=True, init=False)
 class Task:
-    """One problem.
+    """One problem. The constructor accepts messages, OpenAI-style dictionaries, or the text of one user message.
 
-    Attributes:
-        id: the name of the task, unique in its task set.
-        messages: the opening of the conversation. The constructor also accepts text (one user message) and OpenAI-style
-            dictionaries.
-        data: values for tools and scorers, never shown to the agent.
-        split: such as "train".
-
-    Raises:
-        InvalidInput: the messages cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not text, or a text
-            contains a lone surrogate (half a character).
+    Raise InvalidInput if the messages cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not text, or a
+    text contains a lone surrogate (half a character).
 
     Example:
         Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
     """
 
-    id: str
-    messages: tuple[Message, ...]
-    data: Mapping[str, Any]
+    id: str  # unique in its task set
+    messages: tuple[Message, ...]  # the opening of the conversation
+    data: Mapping[str, Any]  # for tools and scorers, never shown to the agent
     split: str
 
     def __init__(
@@ -62,10 +54,7 @@ class Task:
 
 
 def check_text(what: str, text: object) -> None:
-    """Raise InvalidInput if ``text`` is not a str, or contains a lone surrogate (half a character).
-
-    The error names ``what``, such as "id of task 7".
-    """
+    """Raise InvalidInput about ``what`` if ``text`` is not a str, or contains a lone surrogate (half a character)."""
     if not isinstance(text, str):
         raise InvalidInput(what, got=f"an object of type {type(text).__name__}", do="give text")
     try:
@@ -75,11 +64,9 @@ def check_text(what: str, text: object) -> None:
 
 
 AgentFunction = Callable[[str, str, Task], Awaitable[object] | object]
-"""An agent program of a user: ``run(base_url, api_key, task)``, sync or async. It returns its answer or None.
+"""An agent program of a user: ``run(base_url, api_key, task)``, sync or async, returns its answer or None.
 
-The program calls the policy over HTTP at ``base_url`` with the key ``api_key``. The endpoint accepts the request
-formats of OpenAI and Anthropic.
-"""
+At ``base_url``, the policy answers requests in the formats of OpenAI and Anthropic that have the key ``api_key``."""
 
 
 def hash_tasks(tasks: Iterable[Task]) -> str:

@@ -14,7 +14,7 @@ from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.trajectory import Scorer, Trajectory
 
 Responder = Callable[[tuple[Message, ...], int], Message]
-"""A function (conversation so far, index of the turn) -> next message of the assistant. The first turn has index 0."""
+"""A function (conversation so far, index of the turn from 0) -> next message of the assistant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,8 @@ class ReferenceSolution:
 class ReferenceSolutions:
     """The reference solutions of one task, for ``agent-r1 check``.
 
-    Attributes:
-        gold: right solutions. Each must reach every number in ``expected_rewards``.
-        wrong: wrong solutions. Each must stay below every number in ``expected_rewards``.
-        expected_rewards: a number for each reward, by name. The sum of the reward over an episode is compared with this
-            number. Leave out rewards that a wrong solution can also earn, such as a reward for any search.
+    ``expected_rewards`` are compared with the sums of the rewards over an episode. Leave out rewards that a wrong
+    solution can also earn, such as a reward for any search.
 
     Example:
         ReferenceSolutions(
@@ -47,8 +44,8 @@ class ReferenceSolutions:
         )
     """
 
-    gold: tuple[ReferenceSolution, ...]
-    wrong: tuple[ReferenceSolution, ...]
+    gold: tuple[ReferenceSolution, ...]  # right solutions: each must reach every expected reward
+    wrong: tuple[ReferenceSolution, ...]  # each must stay below every expected reward
     expected_rewards: Mapping[str, float]
 
 
@@ -58,10 +55,7 @@ def tool_call(name: str, **arguments: Any) -> Message:
 
 
 def script(*messages: Message) -> Responder:
-    """Return a responder that sends ``messages``, one per turn, whatever the conversation is.
-
-    The responder raises EngineError if the episode goes on after the last message.
-    """
+    """Return a responder that sends ``messages``, one per turn, and raises EngineError after the last message."""
 
     def respond(conversation: tuple[Message, ...], turn: int) -> Message:
         if turn >= len(messages):
@@ -73,46 +67,27 @@ def script(*messages: Message) -> Responder:
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """A benchmark: an environment with tasks and scorers.
+    """A benchmark: an environment with tasks and scorers."""
 
-    Attributes:
-        name: the name on the command line.
-        tasks: returns the tasks of a split.
-        rewards: the names of all rewards, including process rewards; () if the names are known only after scoring.
-        baselines: the environments of other methods on the same tasks, by the name of the method (``naive-rag``).
-        recipe: default settings by dotted key, for example ``{"trainer.learning_rate": 1e-3}``.
-        evaluation: the splits that an evaluation reports.
-        validation: the split that selects the best checkpoint. None: keep the weights of the last step.
-        whole: the split with all tasks; None if no split has all tasks.
-        retrieval: returns measures of the retriever's quality on a split.
-        solutions: returns reference solutions of a task, for ``agent-r1 check``.
-        kind: returns the kind of a training task, for example its number of hops. Each kind is spread evenly over an
-            epoch.
-        variants: environments of certain splits, by split name. All other splits have the environment ``env``.
-        measures: computes measures from scored attempts, in addition to the rewards.
-        agent: an agent program that acts instead of the agent loop, and calls the policy over HTTP.
-        sandbox: the isolation of code that the policy writes. None: no such code is executed.
-        file: the user's Python file that defines the task set, if any.
-    """
-
-    name: str
+    name: str  # on the command line
     env: Env
-    tasks: Callable[[str], Sequence[Task]]
+    tasks: Callable[[str], Sequence[Task]]  # split -> its tasks
     scorers: tuple[Scorer, ...]
-    baselines: Mapping[str, Env] = field(default_factory=dict)
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    evaluation: tuple[str, ...] = ("test",)
-    validation: str | None = None
-    whole: str | None = None
-    retrieval: Callable[[str], Mapping[str, float]] | None = None
-    solutions: Callable[[Task], ReferenceSolutions] | None = None
+    baselines: Mapping[str, Env] = field(default_factory=dict)  # other methods on the same tasks, such as naive-rag
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # settings by dotted key: {"trainer.learning_rate": 1e-3}
+    evaluation: tuple[str, ...] = ("test",)  # the splits that an evaluation reports
+    validation: str | None = None  # the split that selects the best checkpoint; None: keep the weights of the last step
+    whole: str | None = None  # the split with all tasks, if there is one
+    retrieval: Callable[[str], Mapping[str, float]] | None = None  # split -> measures of the retriever's quality
+    solutions: Callable[[Task], ReferenceSolutions] | None = None  # for agent-r1 check
+    # the kind of a training task, for example its number of hops; each kind is spread evenly over an epoch
     kind: Callable[[Task], int] | None = None
-    variants: Mapping[str, Env] = field(default_factory=dict)
-    measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None
-    sandbox: str | None = None
-    rewards: tuple[str, ...] = ()
-    agent: AgentFunction | None = None
-    file: Path | None = None
+    variants: Mapping[str, Env] = field(default_factory=dict)  # environments of splits that do not use ``env``
+    measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None  # in addition to the rewards
+    sandbox: str | None = None  # the isolation of code that the policy writes; None: no such code is executed
+    rewards: tuple[str, ...] = ()  # the names of all rewards; (): known only after scoring
+    agent: AgentFunction | None = None  # acts instead of the agent loop, and calls the policy over HTTP
+    file: Path | None = None  # the user's Python file that defines the task set
 
     def env_for_split(self, split: str) -> Env:
         return self.variants.get(split, self.env)

@@ -1,13 +1,12 @@
-"""Functions and classes that run blocking work in daemon threads. An event loop awaits the results.
+"""Blocking work in daemon threads, whose results an event loop awaits.
 
 When the process exits, it does not wait for daemon threads. Executors of the standard library wait for their threads,
 so one call that never returns would keep the process alive. Python cannot stop a thread from outside: if the caller is
-cancelled, the work in the thread continues, and the result of the work is dropped.
-
-A daemon thread must not free a tensor while the process exits: PyTorch would abort the process. So a thread that has
-delivered a result keeps no reference to the work, its arguments or its result. These objects are freed in the thread of
-the caller.
+cancelled, the work in the thread continues, and its result is dropped.
 """
+
+# A daemon thread must not free a tensor while the process exits: PyTorch would abort the process. So a thread that has
+# delivered a result keeps no reference to the work, its arguments or its result. They are freed in the caller's thread.
 
 from __future__ import annotations
 
@@ -24,14 +23,10 @@ Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
 """A future, its result, and its error. The error is None if the work succeeded."""
 
 CLOSE_SECONDS = 60.0
-"""The longest time, in seconds, that ``WorkerThread.close_and_wait`` waits for the end of the jobs."""
 
 
 class DaemonThreads:
-    """A pool of daemon threads without a size limit.
-
-    A job gets an idle thread, or a new thread if no thread is idle.
-    """
+    """A pool of daemon threads without a size limit."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,10 +51,10 @@ class DaemonThreads:
 
 
 async def run_in_thread(work: Callable[..., T], *arguments: object, pool: DaemonThreads | None = None) -> T:
-    """Run ``work(*arguments)`` in a thread, and return its result. Exceptions of ``work`` are raised in the caller.
+    """Run ``work(*arguments)`` in a thread of ``pool``, and return its result or raise its exception.
 
-    The thread is a thread of ``pool``, or a new thread if ``pool`` is None. A new thread shares no thread-local state,
-    such as torch's gradient mode, with earlier work.
+    If ``pool`` is None, the thread is new, so it shares no thread-local state, such as torch's gradient mode, with
+    earlier work.
 
     Example:
         report = await run_in_thread(updater.update, groups)
@@ -96,11 +91,8 @@ def _job(
 class WorkerThread:
     """A daemon thread that runs jobs one after another, in the order in which they are submitted.
 
-    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. When the thread
-    has ended, all calls of ``run`` raise an exception, also the calls that already wait for a result.
-
-    Args:
-        ended: a function that returns the exception for these calls. None: the exception is a RuntimeError.
+    The thread ends after ``close``, after a job that raises SystemExit, or when this object is deleted. Then all calls
+    of ``run``, also those that already wait, raise the exception that ``ended`` returns, by default a RuntimeError.
     """
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
@@ -114,10 +106,7 @@ class WorkerThread:
         weakref.finalize(self, self._jobs.put, None)
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run ``work(*arguments)`` in the thread, and return its result.
-
-        Exceptions of ``work`` are raised in the caller.
-        """
+        """Run ``work(*arguments)`` in the thread, and return its result or raise its exception."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
@@ -131,10 +120,7 @@ class WorkerThread:
             self._waiting.discard(future)
 
     def close(self, *, wait_seconds: float | None = 0) -> None:
-        """End the thread after all submitted jobs, and wait at most ``wait_seconds`` seconds for its end.
-
-        If ``wait_seconds`` is None, wait without a limit.
-        """
+        """End the thread after all submitted jobs, and wait at most ``wait_seconds`` (None: no limit) for its end."""
         self._jobs.put(None)
         self._thread.join(wait_seconds)
 
@@ -184,11 +170,8 @@ def _settle_all(outcomes: list[Outcome]) -> None:
 
 
 def settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    """Set the result of a future, or its error if ``error`` is not None.
-
-    Do nothing if the future is already done, for example because its caller was cancelled.
-    """
-    if future.done():
+    """Set the result of a future, or its error if ``error`` is not None."""
+    if future.done():  # for example because its caller was cancelled
         return
     if error is None:
         future.set_result(result)

@@ -20,11 +20,6 @@ from agent_r1.core.task import Task
 class AttemptId:
     """The identity of one attempt at one task.
 
-    Attributes:
-        group_id: the index of the group in the run.
-        sample_index: the index of the attempt in its group.
-        retry: the count of failed attempts that this attempt replaces.
-
     Example:
         >>> str(AttemptId("demo", "style-a/7", 3, 0))
         'demo:3.0.0:style-a/7'
@@ -32,9 +27,9 @@ class AttemptId:
 
     run: str
     task: str
-    group_id: int
-    sample_index: int
-    retry: int = 0
+    group_id: int  # the index of the group in the run
+    sample_index: int  # the index of the attempt in its group
+    retry: int = 0  # the number of failed attempts that this attempt replaces
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
@@ -50,11 +45,7 @@ class AttemptId:
 
 
 class Status(StrEnum):
-    """How an episode ended.
-
-    There is no status for a malformed tool call or a failed tool: the agent observes an explanation, and the episode
-    continues.
-    """
+    """How an episode ended. A malformed tool call or a failed tool has no status: the episode continues."""
 
     COMPLETED = "completed"
     OUT_OF_TURNS = "out_of_turns"
@@ -78,14 +69,8 @@ STATUS_POLICY: Mapping[Status, StatusPolicy] = MappingProxyType(
         Status.CANCELLED: "drop",
     }
 )
-"""Whether an attempt with each status is trained, retried or dropped.
-
-- train: the attempt is used for training.
-- retry: a new attempt replaces it in its group, at most ``retries`` times.
-- drop: the attempt is dropped without a new attempt, which would probably fail too.
-
-Too many attempts with "retry" or "drop" stop the run (see :mod:`agent_r1.training.monitor`).
-"""
+"""Whether an attempt with each status is trained, replaced by a new attempt (at most ``retries`` times), or dropped,
+because a new attempt would probably fail too. Too many failures stop the run (see :mod:`agent_r1.training.monitor`)."""
 
 
 TurnKind = Literal["act", "summary"]
@@ -94,19 +79,12 @@ TurnKind = Literal["act", "summary"]
 
 @dataclass(frozen=True, slots=True)
 class TurnTiming:
-    """The times of a turn, in seconds. All times except ``env_seconds`` count from the start of the attempt.
+    """The times of a turn, in seconds. All times except ``env_seconds`` count from the start of the attempt."""
 
-    Attributes:
-        start_seconds: when the action was requested from the engine.
-        end_seconds: when the engine returned the action.
-        first_token_seconds: when the first token was sampled; None if the engine does not report this time.
-        env_seconds: how long the environment took to respond, including moves of other players in a game. For an agent
-            program: how much time passed before its next request.
-    """
-
-    start_seconds: float
+    start_seconds: float  # when the action was requested from the engine
     end_seconds: float
-    first_token_seconds: float | None = None
+    first_token_seconds: float | None = None  # None if the engine does not report it
+    # how long the environment took, including moves of other players; of an agent program: until its next request
     env_seconds: float = 0.0
 
     @property
@@ -120,22 +98,6 @@ class Turn:
 
     The action is the sampled tokens. The state is all tokens that the policy saw before the action.
 
-    Attributes:
-        parent: the index of the turn that this turn continues. None for the first turn, and for a turn whose context
-            was rewritten.
-        new_ids: if the turn has a parent, the tokens between the parent's action and the turn's own action. Otherwise
-            the whole state.
-        new_messages: the messages of ``new_ids``.
-        observation: the messages with which the environment answered the action.
-        tools: the tools that an agent program named in its request; None without an agent program.
-        logprobs: the log-probabilities of ``action_ids``, as the engine reported them.
-        rewards: process rewards of the action as a whole, by name.
-        call_rewards: for each tool call, in order, its process rewards by name. (): no call is rewarded.
-        call_ends: for each call, the index in ``action_ids`` of the call's last token. This token gets the rewards of
-            the call.
-        media: the images in ``new_ids``. Their indices count from the first token of ``new_ids``.
-        timing: None if no time was measured. Comparisons (``==``) ignore the timing.
-
     Example:
         Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
              version_spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
@@ -143,37 +105,34 @@ class Turn:
     """
 
     index: int
-    parent: int | None
-    new_ids: tuple[int, ...]
+    parent: int | None  # the turn that this turn continues; None for the first turn, and if the context was rewritten
+    new_ids: tuple[int, ...]  # the tokens between the parent's action and this action; without a parent, the state
     action_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...]  # of action_ids, as the engine reported them
     version_spans: tuple[PolicyVersionSpan, ...]
     finish_reason: FinishReason
     action: Action
-    observation: tuple[Message, ...] = ()
+    observation: tuple[Message, ...] = ()  # the answer of the environment
     results: tuple[ToolResult, ...] = ()
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)  # process rewards of the whole action, by name
     kind: TurnKind = "act"
-    call_rewards: tuple[Mapping[str, float], ...] = ()
-    call_ends: tuple[int, ...] = ()
-    new_messages: tuple[Message, ...] = ()
-    tools: tuple[ToolSpec, ...] | None = None
-    media: tuple[PromptMedia, ...] = ()
+    call_rewards: tuple[Mapping[str, float], ...] = ()  # of each tool call, in order; (): no call is rewarded
+    call_ends: tuple[int, ...] = ()  # for each call, the index in action_ids of its last token, which gets its rewards
+    new_messages: tuple[Message, ...] = ()  # the messages of new_ids
+    tools: tuple[ToolSpec, ...] | None = None  # that an agent program named in its request
+    media: tuple[PromptMedia, ...] = ()  # the images in new_ids; their spans count from the start of new_ids
     timing: TurnTiming | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One branch of a trajectory: turns, each of which continues the turn before.
-
-    ``messages`` holds all messages that the policy read and wrote, and then the observation after the last action.
-    ``tools`` is None if the tools of the environment are used.
-    """
+    """One branch of a trajectory: turns, each of which continues the turn before."""
 
     turns: tuple[Turn, ...]
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """All messages that the policy read and wrote, and then the observation after the last action."""
         messages: list[Message] = []
         for turn in self.turns:
             messages += (*turn.new_messages, turn.action.message)
@@ -185,22 +144,15 @@ class Conversation:
 
 
 RewardValue = float | tuple[float, ...] | None
-"""The value of one reward: a number for the trajectory, a tuple with one number per turn, or None.
-
-A tuple may leave out the turns in which the policy summarizes its context. None means that the reward could not be
-computed; the attempt is then dropped.
-"""
+"""The value of one reward: a number for the trajectory, or a tuple with one number per turn, which may leave out the
+turns that summarize the context. None: the reward could not be computed, so the attempt is dropped."""
 
 Rewards = Mapping[str, RewardValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """The value of a reward that a scorer could not compute, with the reason in one line.
-
-    Example:
-        Unscored("KeyError: 'gold'")
-    """
+    """The value of a reward that a scorer could not compute, with the reason in one line."""
 
     reason: str
 
@@ -210,29 +162,20 @@ Scores = Mapping[str, RewardValue | Unscored]
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one attempt, its status, and its rewards by name.
-
-    Attributes:
-        truncated: whether the episode was cut off, for example because turns or tokens ran out.
-        reason: why the episode failed, or why a reward could not be computed.
-        start: the opening messages of the episode.
-        answer: the answer of an agent program. None: the answer is the last text of the policy.
-        start_time: when the attempt started, in seconds since 1970; 0.0 if not measured.
-        wait_seconds: how long the limit ``concurrency`` delayed the start.
-    """
+    """The turns of one attempt, its status, and its rewards by name."""
 
     attempt: AttemptId
     task_id: str
     turns: tuple[Turn, ...]
     status: Status
-    truncated: bool = False
+    truncated: bool = False  # the episode was cut off, for example because turns or tokens ran out
     rewards: Rewards = field(default_factory=dict)
-    reason: str | None = None
-    start: tuple[Message, ...] = ()
+    reason: str | None = None  # why the episode failed, or why a reward could not be computed
+    start: tuple[Message, ...] = ()  # the opening of the episode
     seconds: float = 0.0
-    answer: str | None = None
-    start_time: float = field(default=0.0, compare=False)
-    wait_seconds: float = field(default=0.0, compare=False)
+    answer: str | None = None  # of an agent program; None: the answer is the last text of the policy
+    start_time: float = field(default=0.0, compare=False)  # in seconds since 1970; 0.0 if not measured
+    wait_seconds: float = field(default=0.0, compare=False)  # how long the limit ``concurrency`` delayed the start
 
     def prompt_ids(self, turn: Turn) -> tuple[int, ...]:
         """Return the exact tokens that the policy saw before its action in ``turn``."""
@@ -242,10 +185,7 @@ class Trajectory:
         return self.prompt_ids(before) + before.action_ids + turn.new_ids
 
     def known_messages(self, turn: Turn) -> tuple[Message, ...]:
-        """Return the messages that usually come between the previous action and the action of ``turn``.
-
-        If the context was rewritten, the policy saw different messages: ``turn.new_messages``.
-        """
+        """Return the messages between the previous action and the action of ``turn``, if no context was rewritten."""
         return self.start if turn.parent is None else self.turns[turn.parent].observation
 
     def new_context(self, turn: Turn) -> tuple[Message, ...]:
@@ -262,10 +202,7 @@ class Trajectory:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)
 
     def prompt_media(self, turn: Turn) -> tuple[PromptMedia, ...]:
-        """Return the images that the policy saw before its action in ``turn``.
-
-        The spans of each image are indices in :meth:`prompt_ids`.
-        """
+        """Return the images that the policy saw before its action in ``turn``, with spans in :meth:`prompt_ids`."""
         if turn.parent is None:
             return turn.media
         before = self.turns[turn.parent]
@@ -283,16 +220,15 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns that belong to a reward tuple with ``count`` numbers, one number per turn.
+        """Return the turns of a reward with one number for each of ``count`` turns, or None if no turns fit.
 
-        If the trajectory has ``count`` turns, return all turns. If ``count`` turns act in the environment
-        (:attr:`env_turns`), return these turns. Otherwise return None.
+        They are all turns, or :attr:`env_turns`.
         """
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
     @property
     def last_text(self) -> str:
-        """The raw text of the last action that is not a summary of the context; '' if there is no such action."""
+        """The raw text of the last action in the environment, or ''."""
         return self.env_turns[-1].action.text if self.env_turns else ""
 
     @property
@@ -306,33 +242,23 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The attempts at one task that are compared with each other.
-
-    Attributes:
-        group_id: the index of the group in the run.
-        greedy: an additional attempt that was sampled greedily. ``trajectories`` does not contain this attempt. Its
-            return is the baseline of ReMax (arXiv:2310.10505). The greedy attempt can have failed.
-        retried: failed attempts. Each was replaced by a later attempt, which has a larger number ``AttemptId.retry``.
-        role: the role of the attempts in a game of several agents, such as ``nim/first``. The algorithm ``rae`` has one
-            baseline per role.
-    """
+    """The attempts at one task that are compared with each other."""
 
     group_id: int
     task: Task
     trajectories: tuple[Trajectory, ...]
+    # sampled greedily; its return is the baseline of ReMax (arXiv:2310.10505); it can have failed
     greedy: Trajectory | None = None
-    retried: tuple[Trajectory, ...] = ()
-    role: str = ""
+    retried: tuple[Trajectory, ...] = ()  # failed attempts that were replaced
+    role: str = ""  # in a game of several agents, such as nim/first; the algorithm rae has one baseline per role
 
 
 class Scorer(Protocol):
-    """An object that computes the rewards of a group.
+    """An object that computes the rewards of a group."""
 
-    ``score`` returns the rewards of each trajectory by name, in the order of the group. A reward that cannot be
-    computed is Unscored or None.
-    """
-
-    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]: ...
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        """Return the rewards of each trajectory by name. A reward that cannot be computed is Unscored or None."""
+        ...
 
 
 T = TypeVar("T")
@@ -343,17 +269,12 @@ MAX_REWARD = 1e300
 
 @dataclass(frozen=True, slots=True)
 class WeightedReward:
-    """A reward, multiplied by its weight.
-
-    Attributes:
-        turn: the index of the turn; None for a reward of the whole trajectory.
-        call: the index of the tool call in the turn; None for a reward of the whole turn or trajectory.
-    """
+    """A reward, multiplied by its weight."""
 
     name: str
     value: float
-    turn: int | None = None
-    call: int | None = None
+    turn: int | None = None  # None for a reward of the whole trajectory
+    call: int | None = None  # the index of the tool call; None for a reward of the whole turn or trajectory
 
 
 def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iterator[tuple[str, float, T]]:
@@ -364,10 +285,7 @@ def with_weights(rewards: Mapping[str, T], weights: Mapping[str, float]) -> Iter
 
 
 def weighted_rewards(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[WeightedReward]:
-    """Yield each reward of a trajectory, multiplied by its weight. Skip rewards of weight 0, and rewards that are None.
-
-    A reward that is not in ``weights`` has weight 1.
-    """
+    """Yield each reward of a trajectory, multiplied by its weight, without rewards that are None or have weight 0."""
     for number, turn in enumerate(trajectory.turns):
         for name, weight, value in with_weights(turn.rewards, weights):
             yield WeightedReward(name, weight * value, number)
@@ -388,7 +306,7 @@ def can_be_summed(value: float) -> bool:
 
 
 def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float | None:
-    """Return the weighted sum of all rewards of a trajectory (its return R)."""
+    """Return the weighted sum of all rewards of a trajectory (its return R), or None if it cannot be trained on."""
     missing = any(reward is None for _, _, reward in with_weights(trajectory.rewards, weights))
     if missing or STATUS_POLICY[trajectory.status] != "train":
         return None
@@ -398,10 +316,7 @@ def total_reward(trajectory: Trajectory, weights: Mapping[str, float]) -> float 
 
 @dataclass(frozen=True, slots=True)
 class RewardSchedule:
-    """A factor for the weight of a reward, which changes with the step.
-
-    ``points`` are pairs (step, factor). Between two points, the factor is interpolated linearly. Before the first point
-    and after the last point, the factor is constant.
+    """A factor for the weight of a reward, interpolated linearly between ``points``, pairs (step, factor).
 
     Example:
         >>> RewardSchedule.parse("1:0, 11:1").factor(6)
