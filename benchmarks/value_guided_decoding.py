@@ -129,10 +129,7 @@ async def measure(bench: Bench, critics: Sequence[str], arguments: argparse.Name
         guided: list[Row] = []
         for name in critics:
             for method in arguments.methods:
-                beta = 0.0 if method == "step" else arguments.beta
-                decode = DecodeConfig(
-                    method=method, critic=name, candidates=count, beta=beta, segment_tokens=arguments.segment
-                )
+                decode = DecodeConfig(method=method, critic=name, candidates=count, beta=0.0)
                 critic = open_critic(decode, bench.model)
                 guided.append(await bench.guided(f"{method} {count}, {Path(name).name}", critic, decode))
         control = DecodeConfig(method="step", critic="none", candidates=count, beta=0.0)
@@ -148,9 +145,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="run of the half-trained agent")
     parser.add_argument("--critic", nargs="+", required=True, help="critics: folders, or runs with a critic")
     parser.add_argument("--candidates", type=int, nargs="+", default=[4, 8], help="candidates of a guided attempt")
-    parser.add_argument("--methods", nargs="+", default=["step", "token", "smc", "beam"], help="methods")
-    parser.add_argument("--beta", type=float, default=0.1, help="temperature of the values (token, smc)")
-    parser.add_argument("--segment", type=int, default=4, help="decode.segment_tokens")
+    parser.add_argument("--methods", nargs="+", default=["step", "beam"], help="methods")
     parser.add_argument("--split", default="style-b", help="split of the questions")
     parser.add_argument("--n", type=int, default=200, help="questions")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples")

@@ -130,7 +130,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0  # determines the random numbers, independently of the rest of the batch
     stop_condition: StopCondition | None = None
-    top_logprobs: int = 0  # how many of the most likely tokens to return at each position
     on_tokens: Callable[[Sequence[int]], None] | None = None
 
 
@@ -140,10 +139,6 @@ class PolicyVersionSpan:
 
     start: int
     version: int
-
-
-TopLogprobs = tuple[tuple[int, float], ...]
-"""The most likely tokens at one position: pairs (token, log-probability), most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +155,6 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     version_spans: tuple[PolicyVersionSpan, ...]
-    top_logprobs: tuple[TopLogprobs, ...] = ()
     first_token_seconds: float | None = field(default=None, compare=False)  # from the request; None if not measured
     # Tokens from the KV cache do not count. If the cache of a running generation is removed, its tokens count again.
     prefilled_tokens: int | None = field(default=None, compare=False)
@@ -208,7 +202,6 @@ class Capabilities:
     max_context: int | None = None  # of a prompt and its completion together
     deterministic: bool = False  # equal prompts, seeds and weights give bit-identical completions in any batch
     max_sessions: int | None = None  # that keep a KV cache; requests of more sessions wait for a release
-    top_logprobs: bool = False
     stop_condition: bool = True  # whether SamplingParams.stop_condition is called after each token
     media: bool = False  # whether prompts can have images
     dtype: Dtype | None = None  # of the engine's weights; None: as published

@@ -13,7 +13,7 @@ Backend = Literal["embedded", "vllm"]
 
 DecodeStep = Literal["auto", "torch", "native"]
 
-DecodeMethod = Literal["plain", "token", "step", "smc", "beam"]
+DecodeMethod = Literal["plain", "step", "beam"]
 
 
 def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -151,17 +151,15 @@ class DecodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     method: DecodeMethod = "plain"
-    """Method of sampling actions: ``plain`` (the policy alone), ``token`` (reweights the most likely tokens), ``step``
-    (chooses among whole actions), ``smc`` (resamples unfinished actions) or ``beam`` (keeps the best conversations).
-    See docs/models.md."""
+    """Method of sampling actions: ``plain`` (the policy alone), ``step`` (chooses among several sampled actions) or
+    ``beam`` (keeps the best conversations). See docs/models.md."""
 
     critic: str = ""
     """The critic whose values guide the sampling: a folder that 'agent-r1 train-critic' wrote, or a run of an algorithm
     with a critic, such as ppo."""
 
     candidates: int = Field(default=4, ge=1)
-    """Number of candidates among which the critic's values choose. The candidates are tokens (if ``decode.method`` is
-    ``token``), actions (``step`` and ``beam``) or particles (``smc``). 1: plain decoding."""
+    """Number of actions among which the critic's values choose. 1: plain decoding."""
 
     beta: float = Field(default=0.1, ge=0)
     """Temperature of the values, in units of the reward: a candidate with the predicted reward Q has the weight exp(Q /
@@ -169,13 +167,7 @@ class DecodeConfig(BaseModel):
 
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of candidates 2, 3 and so on if the policy is greedy, because greedy candidates would all be
-    equal. A policy that is not greedy uses its own temperature for all candidates. Not used if ``decode.method`` is
-    ``token``."""
-
-    segment_tokens: int = Field(default=8, ge=1)
-    """If ``decode.method`` is ``token``: the number of tokens that the policy drafts before the critic's values correct
-    them. If ``decode.method`` is ``smc``: the number of tokens by which each particle (an unfinished action) is
-    extended before the particle gets a new weight."""
+    equal. A policy that is not greedy uses its own temperature for all candidates."""
 
     beams: int = Field(default=2, ge=1)
     """If ``decode.method`` is ``beam``: the number of conversations that are kept after each turn. The candidates are
@@ -184,11 +176,9 @@ class DecodeConfig(BaseModel):
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         if self.method == "plain" and any(dict(self)[n] != f.default for n, f in type(self).model_fields.items()):
-            raise ValueError("these settings have an effect only with decode.method token, step, smc or beam: give one")
+            raise ValueError("these settings have an effect only with decode.method step or beam: give one")
         if self.method != "plain" and not self.critic:
             raise ValueError("give decode.critic: a folder of 'agent-r1 train-critic', or a run with a critic")
-        if self.method in ("token", "smc") and self.beta == 0:
-            raise ValueError(f"give a decode.beta above 0: {self.method} samples by exp(Q / beta)")
         if self.method == "beam" and self.candidates % self.beams:
             raise ValueError("give a multiple of decode.beams as decode.candidates")
         return self

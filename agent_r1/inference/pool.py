@@ -29,7 +29,6 @@ from agent_r1.core.inference import (
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
-    TopLogprobs,
     WeightUpdate,
 )
 from agent_r1.core.profile import measure
@@ -56,7 +55,6 @@ class Piece:
     logprobs: tuple[float, ...]
     version_spans: tuple[PolicyVersionSpan, ...]
     finish_reason: Literal["stop", "length", "abort"]
-    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
@@ -73,7 +71,6 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[PolicyVersionSpan, ...] = ()
-    top: tuple[TopLogprobs, ...] = ()
     aborts = 0
     while True:
         rest = replace(params, max_tokens=params.max_tokens - len(tokens), seed=seed_at(params.seed, len(tokens)))
@@ -82,9 +79,8 @@ async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingP
         added = tuple(replace(span, start=span.start + len(tokens)) for span in piece.version_spans)
         spans += added[1:] if spans and added and spans[-1].version == added[0].version else added
         tokens, logprobs = tokens + piece.token_ids, logprobs + piece.logprobs
-        top += piece.top_logprobs
         if piece.token_ids and (reason := finish_reason(tokens, params)):
-            return Completion(tokens, logprobs, reason, spans, top)
+            return Completion(tokens, logprobs, reason, spans)
         aborts = aborts + 1 if piece.finish_reason == "abort" and not piece.token_ids else 0
         if aborts >= MAX_ABORTS:
             raise EngineError(f"the server aborted the same request {aborts} times")
@@ -100,21 +96,6 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
     if condition is not None and condition.is_met(tokens):
         return "stop"
     return "length" if len(tokens) >= params.max_tokens else None
-
-
-def join(first: Completion, more: Completion) -> Completion:
-    shifted = tuple(replace(span, start=span.start + len(first.token_ids)) for span in more.version_spans)
-    parts = (first.prefilled_tokens, more.prefilled_tokens)
-    is_same = first.version_spans and shifted and first.version_spans[-1].version == shifted[0].version
-    return Completion(
-        first.token_ids + more.token_ids,
-        first.logprobs + more.logprobs,
-        more.finish_reason,
-        first.version_spans + (shifted[1:] if is_same else shifted),
-        first.top_logprobs + more.top_logprobs,
-        first.first_token_seconds,
-        None if None in parts else sum(part or 0 for part in parts),
-    )
 
 
 def seed_at(seed: int, position: int) -> int:

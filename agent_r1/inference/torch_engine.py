@@ -32,7 +32,6 @@ from agent_r1.core.inference import (
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
-    TopLogprobs,
     WeightUpdate,
 )
 from agent_r1.core.profile import measure
@@ -69,12 +68,6 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def likeliest(logits: Tensor, temperature: float, count: int) -> TopLogprobs:
-    """Return the ``count`` most likely tokens of a row of fp32 logits (V,), with their log-probabilities."""
-    top = torch.log_softmax(logits / (temperature or 1.0), dim=-1).topk(min(count, len(logits)))
-    return tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-
-
 def _allowed(probabilities: Tensor, row: SamplingParams) -> Tensor:
     order = probabilities.argsort(descending=True, stable=True)
     ranked = probabilities[order]
@@ -104,7 +97,6 @@ class Request:
     random: random.Random
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     version_spans: list[PolicyVersionSpan] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -463,7 +455,6 @@ class TorchEngine:
             self._context,
             deterministic=True,
             max_sessions=self._scheduler.max_sessions,
-            top_logprobs=True,
             media=self._images is not None,
             dtype=self._dtype,
         )
@@ -591,9 +582,8 @@ class TorchEngine:
                 with measure("sampling"):
                     params, uniform = [one.params for one in requests], [one.random.random() for one in requests]
                     tokens, logprobs = sample_tokens(logits, params, uniform)  # (N,), (N,)
-                    sampled = zip(requests, logits, tokens.tolist(), logprobs.tolist(), strict=True)
-                    for request, logits_of_row, token, logprob in sampled:
-                        _postprocess(request, logits_of_row, token, logprob)
+                    for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+                        _postprocess(request, token, logprob)
                 self.num_generated_tokens += len(batch)
         except Exception as error:
             self._scheduler.fail_running(f"{type(error).__name__}: {error}")
@@ -629,7 +619,7 @@ class TorchEngine:
             settle(future, None, EngineError(reason))
 
 
-def _postprocess(request: Request, logits: Tensor, token: int, logprob: float) -> None:
+def _postprocess(request: Request, token: int, logprob: float) -> None:
     if not math.isfinite(logprob):
         request.error = f"the model gave a log-probability of {logprob}: its weights or logits are not finite"
         return
@@ -638,8 +628,6 @@ def _postprocess(request: Request, logits: Tensor, token: int, logprob: float) -
         request.first_token_seconds = perf_counter() - request.start
     request.token_ids.append(token)
     request.logprobs.append(logprob)
-    if params.top_logprobs:
-        request.top_logprobs.append(likeliest(logits, params.temperature, params.top_logprobs))
     if params.on_tokens is not None:
         params.on_tokens(request.token_ids)
     try:
@@ -661,7 +649,7 @@ def _resolve(request: Request) -> None:
     else:
         spans, reason = tuple(request.version_spans), request.finish_reason or "cancelled"
         completion = Completion(
-            *(tuple(request.token_ids), tuple(request.logprobs), reason, spans, tuple(request.top_logprobs)),
+            *(tuple(request.token_ids), tuple(request.logprobs), reason, spans),
             first_token_seconds=request.first_token_seconds,
             prefilled_tokens=request.prefilled_tokens,
         )

@@ -29,7 +29,6 @@ from agent_r1.core.inference import (
     PolicyVersionSpan,
     Prompt,
     SamplingParams,
-    TopLogprobs,
     Transport,
     WeightUpdate,
 )
@@ -75,13 +74,6 @@ def check_sampled(
     if finish_reason != "abort" and not tokens:
         raise ReplicaError(f"a request ended with {finish_reason!r} and without tokens")
     return logprobs
-
-
-def most_likely(logprobs: Mapping[int, float], count: int) -> TopLogprobs:
-    """Return the ``count`` most likely tokens of ``logprobs``, the most likely token first."""
-    if len(logprobs) < count:
-        raise ReplicaError(f"its answer has {len(logprobs)} of the {count} most likely tokens")
-    return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1])[:count])
 
 
 class CanaryCheck:
@@ -229,7 +221,7 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self._transports, self._max_context, top_logprobs=True, dtype=self._dtype, checksum=False)
+        return Capabilities(self._transports, self._max_context, dtype=self._dtype, checksum=False)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         """Return a completion. If the caller is cancelled, the server stops sampling."""
@@ -247,7 +239,7 @@ class VllmEngine:
             "stop_token_ids": params.stop_token_ids,
             "ignore_eos": True,  # generations end at ``stop_token_ids`` only, whatever the model's configuration names
             "seed": params.seed,
-            "logprobs": params.top_logprobs,  # 0: of the sampled token alone
+            "logprobs": 0,  # of the sampled token alone
         }
         if condition is not None and condition.strings:
             sampling |= {"stop": condition.strings, "include_stop_str_in_output": True}
@@ -342,9 +334,12 @@ class VllmEngine:
         if choice.logprobs is None or len(choice.logprobs.content) != 1 or len(scores or ()) != len(token_ids):
             raise ReplicaError("its answer lacks log-probabilities")
         found = [score.get(token) if score else None for score, token in zip(scores or (), token_ids, strict=True)][1:]
-        following = most_likely(_listed(choice.logprobs.content[0]), NUM_COMPARED)
-        logprobs = tuple(math.nan if each is None else each.logprob for each in found)
-        return CanaryReading(logprobs, dict(following))
+        # vLLM lists the sampled token first, and may list it again among the most likely tokens
+        listed = {each.token_id: each.logprob for each in choice.logprobs.content[0].top_logprobs}
+        if len(listed) < NUM_COMPARED:
+            raise ReplicaError(f"its answer has {len(listed)} of the {NUM_COMPARED} most likely tokens")
+        following = dict(sorted(listed.items(), key=lambda pair: -pair[1])[:NUM_COMPARED])
+        return CanaryReading(tuple(math.nan if each is None else each.logprob for each in found), following)
 
     async def _generate(self, prompt: Prompt, sampling: Mapping[str, Any], served: _Served) -> _Generated:
         body = {"model": served.name, "token_ids": prompt.token_ids, "sampling_params": sampling}
@@ -354,17 +349,12 @@ class VllmEngine:
         return generated
 
 
-def _listed(token: _TokenLogprob) -> dict[int, float]:
-    return {each.token_id: each.logprob for each in token.top_logprobs}
-
-
 def _piece(generated: _Generated, params: SamplingParams) -> Piece:
     choice = generated.choices[0]
     content = () if choice.logprobs is None else choice.logprobs.content
     scored = [(each.token_id, each.logprob) for each in content]
     logprobs = check_sampled(choice.token_ids, scored, choice.finish_reason, params)
-    top = tuple(most_likely(_listed(each), params.top_logprobs) for each in content) if params.top_logprobs else ()
-    return Piece(choice.token_ids, logprobs, _version_spans(choice), choice.finish_reason, top)
+    return Piece(choice.token_ids, logprobs, _version_spans(choice), choice.finish_reason)
 
 
 def _version_spans(choice: _Choice) -> tuple[PolicyVersionSpan, ...]:

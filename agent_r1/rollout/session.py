@@ -334,7 +334,6 @@ class Session:
                 logprobs=completion.logprobs[:length],
                 finish_reason="stop",
                 version_spans=tuple(span for span in completion.version_spans if span.start < length),
-                top_logprobs=completion.top_logprobs[:length],
             )
         action = renderer.parse(completion.token_ids, turn, tools)
         call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -18,7 +18,6 @@ from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
-from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
@@ -35,10 +34,9 @@ from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig, TrainSettings
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
-from agent_r1.training.policy import Policy, load_teacher, load_trained_policy, open_critic
+from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.preflight import (
     check_algorithm_settings,
-    check_guidance,
     check_reward_weights,
     check_taskset,
     validation_splits,
@@ -154,10 +152,9 @@ class Runtime:
     """The services of a run, built and checked before the run writes a file.
 
     Attributes:
-        engines: the engines by role: "policy", and "guided" if a critic guides the training attempts.
         extra_scorers: the scorers of the setting ``extra_rewards``.
         events: the events that the run records first.
-        meter: counts the requests to the engine "policy".
+        meter: counts the requests to the engine.
     """
 
     config: TrainConfig
@@ -165,26 +162,16 @@ class Runtime:
     policy: Policy
     trainer: TrainerBackend
     updater: PolicyUpdater
-    engines: Mapping[str, InferenceEngine]
+    engine: InferenceEngine
     placement: Placement
     extra_scorers: tuple[Scorer, ...] = ()
     events: tuple[LogEvent, ...] = ()
     meter: EngineMeter = field(default_factory=EngineMeter)
 
     @property
-    def engine(self) -> InferenceEngine:
-        return self.engines["policy"]
-
-    @property
-    def training_agent(self) -> Agent:
-        """The agent that samples the attempts for training, guided by a critic if the run has one."""
-        return replace(self.agent, engine=self.engines["guided"]) if "guided" in self.engines else self.agent
-
-    @property
     def agent(self) -> Agent:
-        """The agent that samples at the configured temperature, without the guidance of a critic."""
-        engine: InferenceEngine = MeteredEngine(self.engine, self.meter)
-        return self.policy.agent(engine, self.config, self.config.temperature)
+        """The agent that samples at the configured temperature."""
+        return self.policy.agent(MeteredEngine(self.engine, self.meter), self.config, self.config.temperature)
 
 
 def build_runtime(
@@ -205,14 +192,10 @@ def build_runtime(
     policy, extra, plan = load_and_check(config, taskset)
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
-    engines = {"policy": placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)}
-    meter = EngineMeter()
-    if config.decode.method != "plain":
-        values = open_critic(config.decode, policy.model)
-        engines["guided"] = ValueGuidedEngine(MeteredEngine(engines["policy"], meter), values, config.decode)
+    engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
     places = [LogEvent("devices", devices)] if devices else []
     events = (*places, *_adapter_events(config, policy), *_events(config, plan))
-    return Runtime(config, taskset, policy, trainer, updater, engines, placement, extra, events, meter)
+    return Runtime(config, taskset, policy, trainer, updater, engine, placement, extra, events)
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
@@ -224,7 +207,6 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
-    check_guidance(config)
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
     check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
@@ -237,7 +219,7 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
     """Return a copy of ``runtime`` with a new trainer and a new updater.
 
     The caller must close the old trainer before the call. The policy's model gets its initial weights again. The
-    engines do not change.
+    engine does not change.
     """
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)

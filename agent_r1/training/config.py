@@ -292,13 +292,9 @@ class RunConfig(TasksetConfig):
 
 
 class GuidedConfig(RunConfig):
-    """Settings shared by training and evaluation: environment workers, the launcher, and guidance by a critic."""
+    """Settings shared by training and evaluation: environment workers and the launcher."""
 
     section: ClassVar[str] = "Model and rollout"
-
-    decode: DecodeConfig = DecodeConfig()
-    """Guidance of actions by a critic. In a training run, the critic guides the attempts that are trained on. In an
-    evaluation, the table of results gets one more row, for the agent with guidance."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
     """Other machines (workers) that run the environments and tools."""
@@ -413,6 +409,9 @@ class EvalConfig(GuidedConfig):
 
     n: int = Field(default=200, ge=1)
     """Maximum number of questions per split."""
+
+    decode: DecodeConfig = DecodeConfig()
+    """Guidance of actions by a critic. The table of results gets one more row, for the agent with guidance."""
 
 
 class ChatConfig(RunConfig):

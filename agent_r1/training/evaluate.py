@@ -23,10 +23,10 @@ from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.rewards.scoring import final_answer
 from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.beam import BeamSearch, TurnBeam
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
 from agent_r1.rollout.session import Rollout
-from agent_r1.rollout.turn_beam import BeamSearch, TurnBeam
 from agent_r1.store.folder import is_run, run_folder
 from agent_r1.store.reader import RunReader
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
@@ -61,7 +61,7 @@ class Method:
         if self.search is None:
             return make_rollout(self.agent, self.env)
         if isinstance(self.env, AgentProgramEnv):
-            do = "give step, token or smc: the conversations of an agent program cannot be repeated"
+            do = "give step: the conversations of an agent program cannot be repeated"
             raise InvalidInput("decode.method", got="beam with an agent program", do=do)
         return TurnBeam(self.agent, self.env, self.search)
 
@@ -169,7 +169,7 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
-    """Return a method in which ``agent`` acts in ``env``, and ``values`` guide the choice of actions or tokens."""
+    """Return a method in which ``agent`` acts in ``env``, and ``values`` guide the choice of actions."""
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)

@@ -139,7 +139,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
     config, taskset, env = runtime.config, runtime.taskset, runtime.taskset.env_for_split("train")
     scorers = (*taskset.scorers, *runtime.extra_scorers)
     return Collector(
-        make_rollout(runtime.training_agent, env),
+        make_rollout(runtime.agent, env),
         tuple(map(ShuffledScorer, scorers)) if config.shuffle_rewards else scorers,
         recorder,
         run,

@@ -432,8 +432,7 @@ class HealthMonitor:
         longest = min(256, config.groups_per_step * config.group_size * min(3, config.steps))
         self._window = max(longest, min(4 * config.group_size, 32))
         precisions = product_precision(config.trainer.dtype), product_precision(config.engine.dtype)
-        # Guided tokens are sampled from another distribution than the policy's: their gap is the guidance.
-        self._gap_limit = self._limits.gap_limit(*precisions) if config.decode.method == "plain" else math.inf
+        self._gap_limit = self._limits.gap_limit(*precisions)
 
     def on_group(self, selected: SelectedGroup) -> None:
         """Check a group before the trainer uses it.

@@ -70,21 +70,6 @@ def check_algorithm_settings(config: TrainConfig) -> None:
             raise InvalidInput(f"algorithm {algorithm.name}", got=got, do=f"set correction, or {do}")
 
 
-def check_guidance(config: TrainConfig) -> None:
-    """Raise InvalidInput if a critic guides the attempts, but the run cannot train on guided attempts.
-
-    Guided tokens come from a distribution q, not from the policy pi. So the algorithm needs the importance weight pi /
-    q. The probability q is known only if the setting ``decode.method`` is "token".
-    """
-    method, algorithm = config.decode.method, config.algorithm
-    if method not in ("plain", "token"):
-        do = "give token, or guide evaluations only: the probability of the chosen action is not known"
-        raise InvalidInput("decode.method", got=f"{method} in training", do=do)
-    if method == "token" and algorithm.correction is None:
-        do = "give --algorithm.correction.level token, the weight pi / q of each token; 'agent-r1 algorithms' has more"
-        raise InvalidInput("decode.method", got=f"token with {algorithm.name}, which has no correction", do=do)
-
-
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
     """Raise InvalidInput if a weight, a schedule or the monitor names a reward that the run does not have.
 

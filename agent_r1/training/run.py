@@ -271,8 +271,7 @@ async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
             raise
         finally:
             await close_environments(run.runtime.taskset)
-            for engine in run.runtime.engines.values():
-                await engine.close()
+            await run.runtime.engine.close()
 
 
 def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:

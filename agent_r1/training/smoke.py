@@ -84,8 +84,7 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
     finally:
         runtime.trainer.close()
         await close_environments(runtime.taskset)
-        for engine in runtime.engines.values():
-            await engine.close()
+        await runtime.engine.close()
     return results
 
 

@@ -219,7 +219,6 @@ class FakeVllm(ThreadingHTTPServer):
             seed=given.get("seed", 0),
             stop_token_ids=tuple(given.get("stop_token_ids", ())),
             stop_condition=self.stop(given.get("stop", ())),
-            top_logprobs=given.get("logprobs", 0),
         )
         limit = self.limit(params.max_tokens)
         if limit == 0:
@@ -261,9 +260,8 @@ class FakeVllm(ThreadingHTTPServer):
         shift = 0.5 if Fault.WRONG_LOGPROBS in self.faults else 0.0
         scored = zip(completion.token_ids, completion.logprobs, strict=True)
         content: list[dict[str, Any]] = [{"token_id": token, "logprob": logprob - shift} for token, logprob in scored]
-        likeliest = completion.top_logprobs or ((),) * len(content)
-        for each, top in zip(content, likeliest, strict=True):  # vLLM lists the sampled token first, and may repeat it
-            each["top_logprobs"] = [dict(each), *({"token_id": token, "logprob": logprob} for token, logprob in top)]
+        for each in content:  # vLLM lists the sampled token first
+            each["top_logprobs"] = [dict(each)]
         starts = [span.start for span in completion.version_spans]
         spans = [
             {

@@ -51,16 +51,6 @@ def test_tokens_and_log_probabilities_are_the_servers(
     assert got == embedded(versions, sent)
 
 
-def test_the_most_likely_tokens_are_the_servers(versions: list[WeightUpdate]) -> None:
-    params = SamplingParams(1.0, max_tokens=6, seed=2, top_logprobs=3)
-    got = serve(versions, lambda engine, _: engine.generate(PROMPT, params), Fault.ABORT)
-    assert len(got.top_logprobs) == len(got.token_ids) == 6
-    for place, top in enumerate(got.top_logprobs):
-        assert len({token for token, _ in top}) == len(top) == 3
-        assert list(top) == sorted(top, key=lambda pair: -pair[1])
-        assert got.token_ids[place] not in dict(top) or dict(top)[got.token_ids[place]] == got.logprobs[place]
-
-
 def test_an_aborted_generation_is_continued_with_new_random_numbers(versions: list[WeightUpdate]) -> None:
     async def use(engine: Replica, server: FakeVllm) -> tuple[Completion, list[int]]:
         server.seeds.clear()

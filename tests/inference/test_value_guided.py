@@ -1,4 +1,4 @@
-"""Value-guided decoding: equal to plain decoding with one candidate, exact with exact values, and one shared prefix."""
+"""Value-guided decoding: equal to plain decoding with one candidate, and exact with exact values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import pytest
 import torch
@@ -28,49 +27,32 @@ from agent_r1.core.inference import (
     StopCondition,
     WeightUpdate,
 )
-from agent_r1.inference.config import DecodeConfig, DecodeMethod, DecodeStep, EngineConfig
+from agent_r1.inference.config import DecodeConfig, DecodeStep, EngineConfig
 from agent_r1.inference.guidance import Critic, ValueGuidedEngine
-from agent_r1.inference.particles import sequential_monte_carlo, systematic_resample
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.value_head import build_value_model
 
 Tokens = tuple[int, ...]
 VOCABULARY, LENGTH, BETA, SAMPLES = 3, 3, 0.5, 800
 LEAVES = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
-UNLIKELY = 54.1
-"""The value that chi-squared with 26 degrees of freedom exceeds with probability 0.001."""
-
-WEIGHTS = {
-    state: random.Random(f"{state}").random() for n in range(4) for state in itertools.product(range(3), repeat=n)
-}
+UNLIKELY = 54.1  # chi-squared with 26 degrees of freedom exceeds it with probability 0.001
 REWARDS = {leaf: random.Random(f"reward {leaf}").random() for leaf in LEAVES}
+WRONG = {leaf: random.Random(f"wrong {leaf}").random() for leaf in LEAVES}
 
 
-@cache
 def policy(state: Tokens) -> list[float]:
     """Return pi(a | state) of each token: a fixed table."""
-    weights = [0.2 + WEIGHTS[(*state, token)] for token in range(VOCABULARY)]
+    weights = [0.2 + random.Random(f"{(*state, token)}").random() for token in range(VOCABULARY)]
     return [weight / sum(weights) for weight in weights]
 
 
-@cache
-def exact_value(state: Tokens) -> float:
-    """Return V with exp(V / beta) = E[exp(R / beta) | state]."""
-    if len(state) == LENGTH:
-        return REWARDS[state]
-    after = zip(policy(state), range(VOCABULARY), strict=True)
-    return BETA * math.log(sum(p * math.exp(exact_value((*state, token)) / BETA) for p, token in after))
-
-
-@cache
-def wrong_value(state: Tokens) -> float:
-    return random.Random(f"wrong {state}").random()
+POLICY = {state: policy(state) for n in range(LENGTH) for state in itertools.product(range(VOCABULARY), repeat=n)}
 
 
 def chi_squared(samples: Sequence[Tokens]) -> float:
     """Return sum (observed - expected)^2 / expected over the leaves, with the probabilities pi exp(R / beta) / Z."""
     weights = {
-        leaf: math.prod(policy(leaf[:i])[leaf[i]] for i in range(LENGTH)) * math.exp(REWARDS[leaf] / BETA)
+        leaf: math.prod(POLICY[leaf[:i]][leaf[i]] for i in range(LENGTH)) * math.exp(REWARDS[leaf] / BETA)
         for leaf in LEAVES
     }
     scale, counts = len(samples) / sum(weights.values()), Counter(samples)
@@ -94,21 +76,18 @@ class TableValues:
 
 
 class TableEngine:
-    """Samples from the table ``policy``; the state is what follows the first token of the prompt."""
+    """Samples from the table ``POLICY``; the state is what follows the first token of the prompt."""
 
-    capabilities = Capabilities(frozenset(), top_logprobs=True)
+    capabilities = Capabilities(frozenset())
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        state, rng, logprobs, top = prompt.token_ids[1:], random.Random(params.seed), [], []
+        state, rng, logprobs = prompt.token_ids[1:], random.Random(params.seed), []
         for _ in range(params.max_tokens):
-            p = policy(state)
-            token = rng.choices(range(VOCABULARY), p)[0]
-            logprobs.append(math.log(p[token]))
-            ranked = sorted(range(VOCABULARY), key=lambda each: -p[each])[: params.top_logprobs]
-            top.append(tuple((each, math.log(p[each])) for each in ranked))
+            token = rng.choices(range(VOCABULARY), POLICY[state])[0]
+            logprobs.append(math.log(POLICY[state][token]))
             state = (*state, token)
         done = state[len(prompt.token_ids) - 1 :]
-        return Completion(done, tuple(logprobs), "length", (PolicyVersionSpan(0, 0),), tuple(top))
+        return Completion(done, tuple(logprobs), "length", (PolicyVersionSpan(0, 0),))
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         return update.version
@@ -118,92 +97,36 @@ class TableEngine:
     async def close(self) -> None: ...
 
 
-def sample_leaves(config: DecodeConfig, value: Callable[[Tokens], float], count: int = SAMPLES) -> list[Completion]:
-    async def run() -> list[Completion]:
+def sample_leaves(config: DecodeConfig, value: Callable[[Tokens], float], count: int = SAMPLES) -> list[Tokens]:
+    async def run() -> list[Tokens]:
         engine, done = ValueGuidedEngine(TableEngine(), TableValues(value), config), []
         for seed in range(count):
             params = SamplingParams(max_tokens=LENGTH, seed=seed)
-            done.append(await engine.generate(Prompt((9,)), params, session_id=f"{seed}"))
+            done.append((await engine.generate(Prompt((9,)), params, session_id=f"{seed}")).token_ids)
             await engine.release(f"{seed}")
         return done
 
     return asyncio.run(run())
 
 
-def guide(method: DecodeMethod, **settings: object) -> DecodeConfig:
-    return DecodeConfig.model_validate({"method": method, "critic": "a", "beta": BETA, **settings})
+def guide(**settings: object) -> DecodeConfig:
+    return DecodeConfig.model_validate({"method": "step", "critic": "a", "beta": BETA, **settings})
 
 
-GUIDES = {
-    "token": guide("token", candidates=VOCABULARY, segment_tokens=2),
-    "smc": guide("smc", candidates=8, segment_tokens=1),
-    "step": guide("step", candidates=12),
-}
-
-
-@pytest.mark.parametrize("name", GUIDES)
-def test_with_exact_values_sequences_are_sampled_by_their_rewards(name: str) -> None:
-    assert chi_squared([done.token_ids for done in sample_leaves(GUIDES[name], exact_value)]) < UNLIKELY
-
-
-def test_the_distribution_of_wrong_values_is_told_apart() -> None:
-    assert chi_squared([done.token_ids for done in sample_leaves(GUIDES["token"], wrong_value)]) > 2 * UNLIKELY
-
-
-@pytest.mark.parametrize("correct", [True, False])
-def test_particles_of_wrong_values_need_the_final_correction(correct: bool) -> None:
-    """The last weight has the reward in the place of the value; without it, the samples follow the wrong values."""
-
-    async def run(seed: int) -> Tokens:
-        rng = random.Random(seed)
-
-        async def extend(states: list[Tokens]) -> tuple[list[Tokens], list[float]]:
-            grown = [(*state, rng.choices(range(VOCABULARY), policy(state))[0]) for state in states]
-            ends = REWARDS.__getitem__ if correct and len(grown[0]) == LENGTH else wrong_value
-            gains = [ends(new) - wrong_value(old) for new, old in zip(grown, states, strict=True)]
-            return grown, [gain / BETA for gain in gains]
-
-        states, log_weights = await sequential_monte_carlo([()] * 24, extend, lambda state: len(state) == LENGTH, rng)
-        return rng.choices(states, [math.exp(weight) for weight in log_weights])[0]
-
-    async def run_all() -> list[Tokens]:
-        return [await run(seed) for seed in range(SAMPLES)]
-
-    statistic = chi_squared(asyncio.run(run_all()))
-    assert statistic < UNLIKELY if correct else statistic > 2 * UNLIKELY
-
-
-def test_resampling_is_unbiased() -> None:
-    weights, counts = [0.1, 0.5, 0.15, 0.25], Counter[int]()
-    for seed in range(2000):
-        chosen = systematic_resample([math.log(weight) for weight in weights], random.Random(seed))
-        assert all(abs(chosen.count(i) - 4 * weight) < 1 for i, weight in enumerate(weights))
-        counts.update(chosen)
-    assert [counts[i] / 8000 for i in range(4)] == pytest.approx(weights, abs=0.01)
-
-
-def test_token_guidance_records_the_probabilities_it_sampled_with() -> None:
-    config = guide("token", candidates=2, segment_tokens=2)
-    for done in sample_leaves(config, wrong_value, 50):
-        for place, (token, logprob) in enumerate(zip(done.token_ids, done.logprobs, strict=True)):
-            state = done.token_ids[:place]
-            p = policy(state)
-            top = sorted(range(VOCABULARY), key=lambda each: -p[each])[:2]
-            guided = {each: p[each] * math.exp(wrong_value((*state, each)) / BETA) for each in top}
-            share = sum(p[each] for each in top) / sum(guided.values())
-            assert math.exp(logprob) == pytest.approx(guided[token] * share if token in top else p[token])
+def test_with_exact_values_sequences_are_sampled_by_their_rewards() -> None:
+    assert chi_squared(sample_leaves(guide(candidates=12), REWARDS.__getitem__)) < UNLIKELY
+    assert chi_squared(sample_leaves(guide(candidates=12), WRONG.__getitem__)) > 2 * UNLIKELY
 
 
 def test_the_best_action_has_the_largest_value() -> None:
-    config = guide("step", candidates=6, beta=0.0)
-    completions = sample_leaves(config, exact_value, 40)
-    assert sum(exact_value(done.token_ids) for done in completions) / 40 > sum(REWARDS.values()) / len(LEAVES) + 0.2
+    sampled = sample_leaves(guide(candidates=6, beta=0.0), REWARDS.__getitem__, 40)
+    assert sum(REWARDS[leaf] for leaf in sampled) / 40 > sum(REWARDS.values()) / len(LEAVES) + 0.2
 
 
 def test_values_see_the_log_probabilities_of_earlier_turns() -> None:
     async def run() -> None:
         values = TableValues(lambda _: 0.0)
-        engine = ValueGuidedEngine(TableEngine(), values, guide("step", candidates=2))
+        engine = ValueGuidedEngine(TableEngine(), values, guide(candidates=2))
         first = await engine.generate(Prompt((9,)), SamplingParams(max_tokens=1, seed=1), session_id="a")
         await engine.generate(Prompt((9, *first.token_ids, 2)), SamplingParams(max_tokens=1), session_id="a")
         assert values.seen[1] == ScoredTokens((9, *first.token_ids, 2), (0.0, *first.logprobs, 0.0))
@@ -239,18 +162,15 @@ def converse_guided(model: PreTrainedModel, config: DecodeConfig | None, tempera
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("method", ["token", "step", "smc"])
-def test_one_candidate_is_plain_decoding(tiny_model: PreTrainedModel, method: DecodeMethod, temperature: float) -> None:
+def test_one_candidate_is_plain_decoding(tiny_model: PreTrainedModel, temperature: float) -> None:
     plain = converse_guided(tiny_model, None, temperature)
-    assert converse_guided(tiny_model, guide(method, candidates=1), temperature) == plain
+    assert converse_guided(tiny_model, guide(candidates=1), temperature) == plain
 
 
-@pytest.mark.parametrize("method", ["token", "step"])
-def test_equal_values_leave_greedy_decoding_unchanged(tiny_model: PreTrainedModel, method: DecodeMethod) -> None:
-    """The first of equal values is the greedy action; and equal values do not change which token is most likely."""
+def test_equal_values_leave_greedy_decoding_unchanged(tiny_model: PreTrainedModel) -> None:
+    # the first of equal values is the greedy action
     plain = converse_guided(tiny_model, None, 0.0)
-    beta = 0.0 if method == "step" else BETA
-    guided = converse_guided(tiny_model, guide(method, candidates=4, beta=beta, segment_tokens=5), 0.0)
+    guided = converse_guided(tiny_model, guide(candidates=4, beta=0.0), 0.0)
     assert [done.token_ids for done in guided] == [done.token_ids for done in plain]
     assert [done.finish_reason for done in guided] == [done.finish_reason for done in plain]
     for one, other in zip(guided, plain, strict=True):
@@ -272,7 +192,7 @@ def test_branches_in_one_pass_have_the_values_of_separate_passes(tiny_model: Pre
         ScoredTokens((4, 5), (-0.3, -0.2)),
         ScoredTokens((4, 6, 7), (-0.3, -1.2, -0.7)),
         ScoredTokens((8,), (-3.0,)),
-        ScoredTokens((4, 9), (-0.3, -0.4)),  # shares a token with branches before the one that precedes it
+        ScoredTokens((4, 9), (-0.3, -0.4)),
     ]
 
     async def run() -> None:
@@ -290,9 +210,7 @@ def separate_value(critic: Critic, sequence: ScoredTokens) -> float:
     return float(values[0, -1])
 
 
-def test_the_context_is_computed_once_and_shared_prefixes_too(
-    tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_context_is_computed_once(tiny_model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     critic, sizes = make_critic(tiny_model), []
     forward = type(critic._model).forward
     monkeypatch.setattr(
@@ -302,12 +220,12 @@ def test_the_context_is_computed_once_and_shared_prefixes_too(
     branch = ScoredTokens((7, 8, 9), (-1.0,) * 3)
 
     async def run() -> None:
-        await critic.values("a", context, [branch, branch, branch + ScoredTokens((1,), (-1.0,))])
+        await critic.values("a", context, [branch, branch + ScoredTokens((1,), (-1.0,))])
         await critic.values("a", context + branch, [branch])
         await critic.close()
 
     asyncio.run(run())
-    assert sizes == [(1, 40 + 4), (1, 3 + 3)]
+    assert sizes == [(1, 40 + 3 + 4), (1, 3 + 3)]
 
 
 @pytest.mark.parametrize("decode_step", ["auto", "torch"])
@@ -318,7 +236,7 @@ def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel, decode_
         config = EngineConfig(max_sequences=7, kv_cache_gib=0.0003, decode_step=decode_step)
         inner = TorchEngine(copy.deepcopy(tiny_model), 64, config)
         slots = inner.capabilities.max_sessions or 0
-        engine = ValueGuidedEngine(inner, TableValues(lambda _: 0.0), guide("step", candidates=3))
+        engine = ValueGuidedEngine(inner, TableValues(lambda _: 0.0), guide(candidates=3))
         assert 3 < slots < 12 * 3
 
         async def attempt(name: str) -> None:
@@ -334,11 +252,9 @@ def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel, decode_
     asyncio.run(run())
 
 
-def test_engines_that_cannot_be_guided_are_refused() -> None:
+def test_an_engine_without_room_for_the_candidates_is_refused() -> None:
     class Plain(TableEngine):
         capabilities = Capabilities(frozenset(), max_sessions=4)
 
-    with pytest.raises(InvalidInput, match="log-probabilities of the most likely tokens"):
-        ValueGuidedEngine(Plain(), TableValues(exact_value), guide("token"))
     with pytest.raises(InvalidInput, match=r"decode\.candidates: got 4, and a KV cache for 4 sequences"):
-        ValueGuidedEngine(Plain(), TableValues(exact_value), guide("step", candidates=4))
+        ValueGuidedEngine(Plain(), TableValues(REWARDS.__getitem__), guide(candidates=4))

@@ -1,4 +1,4 @@
-"""Critics from runs and from recorded attempts, and their guidance of evaluations and of training."""
+"""Critics from runs and from recorded attempts, and their guidance of evaluations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
-from agent_r1.rollout.turn_beam import RecordedAction, RepeatingEngine
+from agent_r1.rollout.beam import RecordedAction, RepeatingEngine
 from agent_r1.store.manifest import list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
@@ -167,7 +167,7 @@ def logprobs(sampled: Sequence[Trajectory]) -> list[float]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_attempts_with_one_candidate_have_the_tokens_of_plain_decoding(taskset: TaskSet, temperature: float) -> None:
     plain = sample_attempts(taskset, None, Lengths(), temperature)
-    for method in ("token", "step", "smc", "beam"):
+    for method in ("step", "beam"):
         decode = DecodeConfig.model_validate({"method": method, "critic": "a", "candidates": 1, "beams": 1})
         guided = sample_attempts(taskset, decode, Lengths(), temperature)
         assert tokens(guided) == tokens(plain), method
@@ -197,41 +197,10 @@ def test_a_beam_search_refuses_an_environment_that_does_not_repeat_its_answers()
         asyncio.run(repeat())
 
 
-@pytest.mark.parametrize("method", ["token", "step", "smc", "beam"])
+@pytest.mark.parametrize("method", ["step", "beam"])
 def test_an_evaluation_compares_plain_and_guided_decoding(taskset: TaskSet, ppo: Path, method: str) -> None:
     table = evaluated(taskset, ppo, method=method, critic=str(ppo), candidates=2)
     assert set(table.cells) == {TRAINED, VALUE_GUIDED}
-
-
-def test_attempts_sampled_with_guided_tokens_are_trained_on(taskset: TaskSet, ppo: Path, tmp_path: Path) -> None:
-    """The recorded probabilities are those of guided sampling: they differ from the trainer's, and are corrected."""
-    settings = {
-        "algorithm": {"name": "grpo", "correction.level": "token"},
-        "decode": {"method": "token", "critic": str(ppo), "candidates": 4, "beta": 0.05},
-        "monitor.patience": 1,
-        "steps": 1,
-    }
-    run.train(config_of(taskset, tmp_path / "guided", settings), taskset, SilentProgress())
-    with closing(RunReader(tmp_path / "guided")) as reader:
-        (step,) = reader.metrics()
-    assert step.values["logprob_gap"] > 0.01
-    assert step.values["skipped_steps"] == 0
-
-
-@pytest.mark.parametrize(
-    ("decode", "reason"),
-    [
-        ({"method": "step"}, "the probability of the chosen action is not known"),
-        ({"method": "token"}, "token with grpo, which has no correction"),
-    ],
-)
-def test_attempts_without_known_probabilities_are_not_trained_on(
-    taskset: TaskSet, tmp_path: Path, decode: dict[str, str], reason: str
-) -> None:
-    config = config_of(taskset, tmp_path / "run", {"algorithm": "grpo", "decode": {**decode, "critic": "critic"}})
-    with pytest.raises(InvalidInput, match=reason):
-        run.train(config, taskset, SilentProgress())
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_critic_is_one_clear_error(ppo: Path, critic: Path, tmp_path: Path) -> None:
@@ -258,8 +227,6 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidInput, match="have an effect only with"):
         resolved(candidates=8)
     resolved(**DecodeConfig().model_dump())  # as a run records its settings
-    with pytest.raises(InvalidInput, match=r"give a decode\.beta above 0"):
-        resolved(method="smc", critic="a", beta=0.0)
     with pytest.raises(InvalidInput, match=r"give a multiple of decode\.beams"):
         resolved(method="beam", critic="a", candidates=5)
 
