@@ -49,9 +49,8 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki import MAX_TURNS
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
-from agent_r1.tasksets.tinywiki.names import RELATIONS
 from agent_r1.tasksets.tinywiki.search import NOTHING, retrieve
-from agent_r1.tasksets.tinywiki.wiki import open_wiki
+from agent_r1.tasksets.tinywiki.wiki import RELATIONS, open_wiki
 from agent_r1.tools.function_tool import tool
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig

@@ -27,11 +27,9 @@ from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
 from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
 from agent_r1.tasksets import build
 from agent_r1.tasksets.answers import answer
-from agent_r1.tasksets.code_repair.bugs import Bug
-from agent_r1.tasksets.code_repair.mutations import mutations
-from agent_r1.tasksets.code_repair.settings import read_settings
-from agent_r1.tasksets.code_repair.tool import bug_of
 from agent_r1.training.tables import wilson_interval
+from environments.code_repair import bug_of, read_settings
+from environments.code_repair.bugs import Bug, mutations
 
 Policy = Callable[[Bug, random.Random, int], Responder]
 """A function (bug, random numbers, largest number of actions) -> responder."""

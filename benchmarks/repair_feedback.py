@@ -35,12 +35,12 @@ from agent_r1.rewards.scoring import format as valid_form
 from agent_r1.store.folder import run_folder
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
-from agent_r1.tasksets.code_repair.scorer import first_try
 from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import load_policy
 from agent_r1.training.tables import wilson_interval
+from environments.code_repair import first_try
 
 DATA = [Path("recipes/code_repair_data.toml"), Path("recipes/code_repair_shuffled.toml")]
 NO_TASK = Task("", ())

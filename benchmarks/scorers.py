@@ -32,19 +32,17 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Scorer, Status, Trajectory, Turn
 from agent_r1.sandbox.config import Limits, SandboxConfig
 from agent_r1.sandbox.sandbox import Sandbox
-from agent_r1.tasksets.code import problems as code
-from agent_r1.tasksets.code.exam import packages_for
-from agent_r1.tasksets.code.scorer import CodeScorer
-from agent_r1.tasksets.code.solutions import code_message, return_none
-from agent_r1.tasksets.math import problems as math
-from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
-from agent_r1.tasksets.math.solutions import (
+from agent_r1.tasksets.code import CodeScorer, code_message, problems as code, return_none
+from agent_r1.tasksets.code.problems import packages_for
+from agent_r1.tasksets.math import (
     boxed_message,
     copied_expressions,
     have_different_digits,
     plus_one,
+    problems as math,
     uncomputed_sum,
 )
+from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
 
 CONCURRENCY = 2
 FLIPPED_SECONDS = 3.0

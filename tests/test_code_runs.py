@@ -162,7 +162,7 @@ class Silent:
 env = UserEnv([python_tool(SandboxConfig(level=LEVEL))], Silent(), [exact_match], max_turns=1)
 """,
     "the tool that tries solutions": """
-from agent_r1.tasksets.code.tool import run_tests_tool
+from agent_r1.tasksets.code import run_tests_tool
 env = ToolEnv([run_tests_tool(Sandbox(SandboxConfig(level=LEVEL)))], [exact_match], max_turns=1)
 """,
     "a tool of one's own": """

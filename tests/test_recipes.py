@@ -19,11 +19,12 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
-from agent_r1.tasksets.code_repair.settings import read_settings
+from agent_r1.tasksets.files import read_settings
 from agent_r1.tasksets.multihop.mixture import MixtureFile
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
+from environments.code_repair import Settings
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 PAPER = RECIPES / "paper_multihop.toml"
@@ -73,18 +74,18 @@ def test_the_command_of_wikifilm_has_valid_settings_and_trains_on_2_hop_question
     pages = write_pages(tmp_path / "pages.jsonl")
     settings = (RECIPES.parent / config.data).read_text().replace("pages.jsonl", str(pages))
     (tmp_path / "films.toml").write_text(settings)
-    taskset = build("wikifilm", tmp_path / "films.toml", None, config.seed)
+    taskset = build(config.taskset, tmp_path / "films.toml", None, config.seed)
     assert {task.id.split("/")[1] for task in taskset.tasks("train")} == {"2-hop"}
     assert {"1-hop", "2-hop"} <= set(taskset.evaluation)
 
 
 def test_the_recipe_of_code_repair_has_valid_settings() -> None:
     config = resolve(TrainConfig, [read_toml(RECIPES / "code_repair.toml")])
-    assert config.taskset == "code-repair" and config.data is not None
-    settings = read_settings(RECIPES.parent / config.data)
+    assert config.taskset == "environments/code_repair" and config.data is not None
+    settings = read_settings(Settings, RECIPES.parent / config.data)
     assert settings.data == RECIPES / "mbpp" and settings.proposals == 6
     assert set(config.reward_weights) == {"fixed", "gained", *config.extra_rewards}
-    control = read_settings(RECIPES / "code_repair_shuffled.toml")
+    control = read_settings(Settings, RECIPES / "code_repair_shuffled.toml")
     assert control == settings.model_copy(update={"shuffle_feedback": True})
 
 

@@ -18,7 +18,7 @@ from agent_r1.core.profile import CPU_SECONDS, PARTS, SECONDS, format_profile, m
 from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent, RunReader, read_file, read_hardware, read_results
 from agent_r1.store.writer import writing_process
-from agent_r1.tasksets import TASKSETS
+from agent_r1.tasksets import is_available
 from agent_r1.viewer.catalog import RunSummary, read_curves, summarize_reader
 from agent_r1.viewer.charts import PANELS
 from agent_r1.viewer.tables import Setting, own_settings
@@ -410,7 +410,7 @@ def _resume_command(report: RunReport) -> str:
     run = run_argument(report.folder)
     if report.file is not None:
         return f"agent-r1 train {path_argument(report.file)} --run {run} --resume"
-    if report.summary.taskset in TASKSETS:
+    if is_available(report.summary.taskset):
         return f"agent-r1 train --run {run} --resume"
     return f"agent_r1.train(env, tasks, run={str(report.folder)!r}, resume=True)"
 

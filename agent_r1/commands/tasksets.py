@@ -92,8 +92,10 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return a task set. ``name`` is the name of a built-in task set, or the path of a ``.py`` file with a task set."""
-    if name.endswith(".py"):
+    """Return a task set: ``name`` is in ``TASKSETS``, or the path of a file or folder that defines ``build``, or of a
+    file that defines ``env`` and ``tasks``.
+    """
+    if name.endswith(".py") and not agent_r1.tasksets.has_build(Path(name)):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
 

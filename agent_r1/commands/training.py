@@ -38,7 +38,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
-from agent_r1.tasksets.splits import normalized_text
+from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, TrainSettings, resolve_config
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
@@ -212,7 +212,7 @@ def require_file(folder: Path, taskset: str) -> None:
 
     The error asks for the Python file that defines the task set. ``folder`` is the folder of the run.
     """
-    if taskset not in agent_r1.tasksets.TASKSETS:
+    if not agent_r1.tasksets.is_available(taskset):
         with closing(RunReader(folder)) as reader:
             file = read_file(reader)
         named = "" if file is None else f", {path_argument(file)}"

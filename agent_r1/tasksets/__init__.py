@@ -1,63 +1,62 @@
-"""Task sets by name. A task set's module is imported when the task set is built."""
+"""Task sets by name, or by the path of a Python file or folder with a function ``build``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import ast
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from agent_r1.core.errors import InvalidInput, suggest
+from agent_r1.core.errors import AgentR1Error, InvalidInput, suggest
 from agent_r1.core.taskset import TaskSet
-from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxLevel
-
-__all__ = ["TASKSETS", "build"]
+from agent_r1.sandbox.config import SandboxLevel
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSetEntry:
-    """An entry in ``TASKSETS``, for a task set that a user can select by name.
+class Entry(NamedTuple):
+    """A task set of this package. ``target`` is "module:function" of the function that builds it."""
 
-    The field ``build`` is the function that builds the task set: (data, corpus, seed) -> task set.
-    """
-
+    target: str
     description: str
-    build: Callable[[Path | None, str | Path | None, int], TaskSet]
 
 
-@dataclass(frozen=True, slots=True)
-class SearchEntry:
-    """An entry in ``TASKSETS``, for a task set with a search of passages.
+_MULTIHOP = "agent_r1.tasksets.multihop:build"
 
-    The field ``build`` is the function that builds the task set: (data, corpus, seed, sentence encoder) -> task set.
-    """
-
-    description: str
-    build: Callable[[Path | None, str | Path | None, int, str], TaskSet]
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxedEntry:
-    """An entry in ``TASKSETS``, for a task set that runs code written by the policy.
-
-    The field ``build`` is the function that builds the task set: (data, corpus, seed, sandbox level) -> task set.
-    """
-
-    description: str
-    build: Callable[[Path | None, str | Path | None, int, SandboxLevel], TaskSet]
+TASKSETS: Mapping[str, Entry] = {
+    "tinywiki": Entry(
+        "agent_r1.tasksets.tinywiki:build",
+        "a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files",
+    ),
+    "hotpotqa": Entry(_MULTIHOP, "HotpotQA: 2-hop questions over Wikipedia; needs --data"),
+    "2wiki": Entry(_MULTIHOP, "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus"),
+    "musique": Entry(_MULTIHOP, "MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus"),
+    "multihop": Entry(_MULTIHOP, "several of these, mixed as the TOML file that --data names says"),
+    "math": Entry("agent_r1.tasksets.math:build", "mathematics with a Python interpreter: GSM8K, MATH; needs --data"),
+    "code": Entry("agent_r1.tasksets.code:build", "functions to write, try and fix: HumanEval, MBPP; needs --data"),
+}
 
 
 def build(
     name: str,
-    data: Path | None,
-    corpus: str | Path | None,
-    seed: int,
+    data: Path | None = None,
+    corpus: str | Path | None = None,
+    seed: int = 0,
     sandbox: SandboxLevel | None = None,
     encoder: str = "",
 ) -> TaskSet:
-    """Build the task set called ``name``.
+    """Build the task set called ``name``: a key of ``TASKSETS``, or a path such as "environments/people".
+
+    The function that builds the task set declares by its parameters which of these arguments it takes. A parameter
+    without a default value must be given.
 
     Args:
-        data: a file, a folder, or the name of a data set on the hub; None for a task set that generates its tasks.
+        data: a file, a folder, or the name of a data set on the hub.
         corpus: a file of passages, or the address of a retrieval server.
         seed: determines the training tasks or their order.
         sandbox: the sandbox level for code that the policy writes; None for the default level.
@@ -66,109 +65,85 @@ def build(
     Raises:
         InvalidInput: the name is unknown, an argument cannot be used, or the sandbox level is not available.
     """
-    if name not in TASKSETS:
-        do = f"{suggest(name, TASKSETS)} use one of: {', '.join(TASKSETS)}".strip()
-        raise InvalidInput("taskset", got=repr(name), do=do)
-    entry = TASKSETS[name]
-    if encoder and not isinstance(entry, SearchEntry):
-        searching = ", ".join(one for one, other in TASKSETS.items() if isinstance(other, SearchEntry))
-        do = f"leave it out: {name} has a search of its own, or none; task sets that use it: {searching}"
-        raise InvalidInput("encoder", got=repr(encoder), do=do)
-    if isinstance(entry, SandboxedEntry):
-        return entry.build(data, corpus, seed, sandbox or DEFAULT_LEVEL)
-    if sandbox is not None:
-        raise InvalidInput("sandbox", got=repr(sandbox), do=f"leave it out: {name} runs no code of the agent's")
-    if isinstance(entry, SearchEntry):
-        return entry.build(data, corpus, seed, encoder)
-    return entry.build(data, corpus, seed)
+    make = _find(name)
+    parameters = signature(make).parameters
+    options = {"data": data, "corpus": corpus, "encoder": encoder or None, "sandbox": sandbox}
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        if option not in parameters:
+            takes = [f"--{each}" for each in ("seed", *options) if each in parameters]
+            do = f"leave it out: {name} takes {', '.join(takes) or 'no options'}"
+            raise InvalidInput(option, got=value, do=do)
+    for option in options:
+        if option in parameters and parameters[option].default is parameters[option].empty and option not in given:
+            raise InvalidInput(f"--{option} for {name}", got="nothing", do="give it, as docs/tasksets.md describes")
+    fixed = {"name": name, "seed": seed}
+    taskset = make(**given, **{option: value for option, value in fixed.items() if option in parameters})
+    return replace(taskset, name=name)  # the name with which a run finds the task set again
 
 
-def _tinywiki(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import tinywiki
-
-    return tinywiki.build(data, corpus, seed)
-
-
-def _people(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import people
-
-    return people.build(data, corpus, seed)
+def is_available(name: str) -> bool:
+    """Return whether :func:`build` can find the task set: it is built in or has a path, and is not made in Python."""
+    return name in TASKSETS or "/" in name or name.endswith(".py")
 
 
-def _wikifilm(data: Path | None, corpus: str | Path | None, seed: int, encoder: str) -> TaskSet:
-    from agent_r1.tasksets import wikifilm
-
-    return wikifilm.build(data, corpus, seed, encoder)
-
-
-def _memory(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import memory
-
-    return memory.build(data, corpus, seed)
+def has_build(file: Path) -> bool:
+    """Return whether a Python file defines a function ``build``. The file is parsed, not run."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.FunctionDef) and node.name == "build" for node in body)
 
 
-def _orders(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import orders
-
-    return orders.build(data, corpus, seed)
-
-
-def _unreliable(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import unreliable
-
-    return unreliable.build(data, corpus, seed)
-
-
-def _shapes(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    from agent_r1.tasksets import shapes
-
-    return shapes.build(data, corpus, seed)
-
-
-def _multihop(name: str) -> Callable[[Path | None, str | Path | None, int, str], TaskSet]:
-    def build(data: Path | None, corpus: str | Path | None, seed: int, encoder: str) -> TaskSet:
-        from agent_r1.tasksets import multihop
-
-        return multihop.build(name, data, corpus, seed, encoder)
-
-    return build
+def _find(name: str) -> Callable[..., TaskSet]:
+    if name in TASKSETS:
+        module, _, function = TASKSETS[name].target.partition(":")
+        found: Callable[..., TaskSet] = vars(import_module(module))[function]
+        return found
+    if is_available(name):
+        values = _import_path(Path(name))
+        if not callable(values.get("build")):
+            raise InvalidInput(name, got="no function build", do="define build(seed, ..), which returns a TaskSet")
+        return values["build"]
+    beside = Path("environments", name.replace("-", "_"))
+    near = next((path for path in (beside, beside.with_suffix(".py")) if path.exists()), None)
+    hint = f"did you mean {str(near)!r}?" if near else suggest(name, TASKSETS)
+    do = f"{hint} use one of: {', '.join(TASKSETS)}, or the path of a task set".strip()
+    raise InvalidInput("taskset", got=repr(name), do=do)
 
 
-def _math(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    from agent_r1.tasksets import math
+def _import_path(path: Path) -> Mapping[str, Any]:
+    """Import a Python file or a folder with ``__init__.py``, and return its global names."""
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput("taskset", got=str(path), do="give a Python file, or a folder with __init__.py")
+    module = path.resolve().with_suffix("")
+    root = module.parent
+    while (root / "__init__.py").is_file():  # so that modules of one folder can import each other
+        root = root.parent
+    name = ".".join(module.relative_to(root).parts)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    with import_errors(file):
+        imported = import_module(name)
+    if Path(imported.__file__ or "").resolve() != file.resolve():
+        raise InvalidInput(str(path), got=f"a name that Python already uses for {imported.__file__}", do="rename it")
+    return vars(imported)
 
-    return math.build(data, corpus, seed, level)
 
-
-def _code(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    from agent_r1.tasksets import code
-
-    return code.build(data, corpus, seed, level)
-
-
-def _code_repair(data: Path | None, corpus: str | Path | None, seed: int, level: SandboxLevel) -> TaskSet:
-    from agent_r1.tasksets import code_repair
-
-    return code_repair.build(data, corpus, seed, level)
-
-
-TASKSETS: Mapping[str, TaskSetEntry | SearchEntry | SandboxedEntry] = {
-    "tinywiki": TaskSetEntry("a generated encyclopedia with 1-, 2- and 3-hop questions; needs no files", _tinywiki),
-    "people": TaskSetEntry("1- to 5-hop questions in plain English about invented people; needs no files", _people),
-    "wikifilm": SearchEntry("1-, 2-hop and comparison questions about films, from pages of --data", _wikifilm),
-    "unreliable": TaskSetEntry("TinyWiki behind a search that fails and gives old pages; needs no files", _unreliable),
-    "memory": TaskSetEntry("a fact told at first and asked for at last; needs no files", _memory),
-    "shapes": TaskSetEntry("questions about generated pictures; needs no files, but a model with vision", _shapes),
-    "orders": TaskSetEntry("a customer, to be asked and served by tools; needs no files, but a real model", _orders),
-    "hotpotqa": SearchEntry("HotpotQA: 2-hop questions over Wikipedia; needs --data", _multihop("hotpotqa")),
-    "2wiki": SearchEntry(
-        "2WikiMultihopQA: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("2wiki")
-    ),
-    "musique": SearchEntry(
-        "MuSiQue: 2- to 4-hop questions over Wikipedia; needs --data and --corpus", _multihop("musique")
-    ),
-    "multihop": SearchEntry("several of these, mixed as the TOML file that --data names says", _multihop("multihop")),
-    "math": SandboxedEntry("mathematics with a Python interpreter: GSM8K, MATH; needs --data", _math),
-    "code": SandboxedEntry("functions to write, try and fix: HumanEval, MBPP; needs --data", _code),
-    "code-repair": SandboxedEntry("functions of MBPP with one planted bug, to be repaired; needs --data", _code_repair),
-}
+@contextmanager
+def import_errors(file: Path) -> Iterator[None]:
+    """Convert the errors of code that a user wrote in ``file`` to InvalidInput with the line of the error."""
+    try:
+        yield
+    except AgentR1Error:
+        raise
+    except SyntaxError as error:
+        got = f"{error.msg} (line {error.lineno})"
+        raise InvalidInput(str(file), got=got, do="fix the file") from error
+    except (Exception, SystemExit) as error:  # sys.exit in the file must not end the command
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
+        got = f"{type(error).__name__}: {error} (line {lines[-1] if lines else None})"
+        raise InvalidInput(str(file), got=got, do="fix the file") from error

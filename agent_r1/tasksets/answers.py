@@ -15,6 +15,11 @@ def answer(text: str) -> Message:
     return Message.assistant(f"<answer>{text}</answer>")
 
 
+def reference(name: str, *messages: Message) -> ReferenceSolution:
+    """Return a reference solution that sends ``messages``, one per turn."""
+    return ReferenceSolution(name, script(*messages))
+
+
 def answer_solutions(
     task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
 ) -> ReferenceSolutions:
@@ -24,22 +29,21 @@ def answer_solutions(
         searches: messages with tool calls, fewer than ``max_turns``. One right and one wrong solution begin with these
             messages.
         other: a wrong answer, for example the answer of another task.
-        full: a number for each reward, by name. The reward of each right solution must reach the number. The reward of
-            each wrong solution must stay below the number.
+        full: for each reward, by name, the number that right solutions reach and wrong solutions do not.
     """
     first, *aliases = gold_answers(task)
     gold = (
-        ReferenceSolution("the answer, after its searches", script(*searches, answer(first))),
-        ReferenceSolution("the answer", script(answer(first))),
-        *(ReferenceSolution(f"its other name {alias!r}", script(answer(alias))) for alias in aliases),
+        reference("the answer, after its searches", *searches, answer(first)),
+        reference("the answer", answer(first)),
+        *(reference(f"its other name {alias!r}", answer(alias)) for alias in aliases),
     )
     wrong = (
-        ReferenceSolution("another answer, after its searches", script(*searches, answer(other))),
-        ReferenceSolution("the question", script(answer(task.messages[-1].text))),
-        ReferenceSolution("an empty answer", script(answer(""))),
-        ReferenceSolution("no answer", script(Message.assistant("I do not know."))),
-        ReferenceSolution("nothing", script(Message.assistant(""))),
-        ReferenceSolution("the answer, without its tags", script(Message.assistant(first))),
-        ReferenceSolution("searches to the end", script(*searches[:1] * max_turns)),
+        reference("another answer, after its searches", *searches, answer(other)),
+        reference("the question", answer(task.messages[-1].text)),
+        reference("an empty answer", answer("")),
+        reference("no answer", Message.assistant("I do not know.")),
+        reference("nothing", Message.assistant("")),
+        reference("the answer, without its tags", Message.assistant(first)),
+        reference("searches to the end", *searches[:1] * max_turns),
     )
     return ReferenceSolutions(gold, wrong, full)

@@ -31,7 +31,7 @@ from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
-from agent_r1.tasksets.hub import is_hub
+from agent_r1.tasksets.files import is_hub
 from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.workers.protocol import EnvironmentConfig
@@ -209,7 +209,7 @@ class RunConfig(TasksetConfig):
     section: ClassVar[str] = "Model and rollout"
 
     taskset: str = "tinywiki"
-    """Name of a task set; 'agent-r1 tasksets' lists the names."""
+    """Task set: a name that 'agent-r1 tasksets' lists, or the path of a file or folder that defines build."""
 
     splits: tuple[str, ...] = ()
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""

@@ -12,7 +12,7 @@ from agent_r1.core.redaction import flatten
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
-from agent_r1.tasksets import TASKSETS
+from agent_r1.tasksets import is_available
 from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig, TrainSettings
 from agent_r1.workers.protocol import EnvironmentConfig
 
@@ -77,7 +77,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     if complete and after.steps == before.steps:
         got = f"{folder}, which is complete: it took its {before.steps} step{'s' * (before.steps != 1)}"
         do = "give more --steps to continue"
-        if file is not None or before.taskset in TASKSETS:
+        if file is not None or is_available(before.taskset):
             of_file = "" if file is None else f"{path_argument(file)} "
             do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)

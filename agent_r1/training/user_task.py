@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.environment import Env, ExecutesCode, weakest_sandbox
-from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet
 from agent_r1.envs.tool_env import ToolEnv
@@ -21,7 +20,7 @@ from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards.scoring import ANSWER_REWARDS, FunctionScorer, RewardFunction, functions_by_name, gold_answers
 from agent_r1.sandbox.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.store.folder import is_run, run_folder
-from agent_r1.tasksets import TASKSETS
+from agent_r1.tasksets import TASKSETS, import_errors
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
 
 VALIDATION = "validation"
@@ -106,7 +105,8 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
         do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
-        do = f"give --taskset {file}, or a Python file" if str(file) in TASKSETS else do
+        if str(file) in TASKSETS or (file / "__init__.py").is_file():
+            do = f"give --taskset {file}, or a Python file"
         raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do=do)
     values = import_file(file, FILE_MODULE)
     for name in ("env", "tasks"):
@@ -160,19 +160,6 @@ def import_file(file: Path, module_name: str) -> dict[str, Any]:
     assert spec is not None
     module = sys.modules[module_name] = module_from_spec(spec)  # dataclasses need their module in sys.modules
     sys.path.insert(0, str(file.parent.absolute()))
-    try:
+    with import_errors(file):
         loader.exec_module(module)
-    except AgentR1Error:
-        raise
-    except SyntaxError as error:
-        got = f"{error.msg} (line {error.lineno})"
-        raise InvalidInput(str(file), got=got, do="fix the file") from error
-    except (Exception, SystemExit) as error:  # sys.exit in the file must not end the command
-        got = f"{type(error).__name__}: {error} (line {_failing_line(file, error)})"
-        raise InvalidInput(str(file), got=got, do="fix the file") from error
     return vars(module)
-
-
-def _failing_line(file: Path, error: BaseException) -> int | None:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return lines[-1] if lines else None

@@ -9,9 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.search import search
-from agent_r1.tasksets.tinywiki.wiki import CLASSES, Wiki, draw
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, ENTITIES, RELATIONS, Wiki, draw
 from research.tiny_base import planner
 
 TOOLS = (search.spec,)

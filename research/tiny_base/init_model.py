@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, SeedOssConfig, SeedOssForCausalLM
 
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
-from agent_r1.tasksets.tinywiki.wiki import CLASSES, draw
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, ENTITIES, RELATIONS, draw
 from research.tiny_base import planner
 from research.tiny_base.examples import TOOLS
 from research.tiny_base.tokenizer import make_tokenizer

@@ -15,7 +15,7 @@ import torch
 from agent_r1.model.load import load_images, load_tokenizer
 from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.tasksets import shapes
+from environments import shapes
 from research.tiny_base.tokenizer import make_tokenizer
 from research.tiny_vision.models import Kind, make_vision_model, save_vision_model, with_vision_tokens
 from research.tiny_vision.pretrain import PHASES, TOOLS, Phase, plan, pretrain, show

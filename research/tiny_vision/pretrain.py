@@ -24,8 +24,8 @@ from agent_r1.core.taskset import tool_call
 from agent_r1.model.forward import hidden_states
 from agent_r1.model.vision import ImageProcessor, PassImages
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.tasksets import shapes
 from agent_r1.tasksets.answers import answer
+from environments import shapes
 
 Conversation = tuple[Message, ...]
 TOOLS: tuple[ToolSpec, ...] = (shapes.crop.spec, shapes.rotate.spec)

@@ -16,10 +16,9 @@ from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.protocol import RenderedPrompt
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.questions import SPLITS, tasks
 from agent_r1.tasksets.tinywiki.search import search
-from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import ENTITIES, RELATIONS, Chain, Wiki, open_wiki
 from research.tiny_base import planner
 from research.tiny_base.examples import TOOLS, Example, ExampleMaker, Mix
 from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer

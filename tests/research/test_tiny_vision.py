@@ -7,7 +7,7 @@ import pytest
 import torch
 from vision_models import load_vision_model
 
-from agent_r1.tasksets import shapes
+from environments import shapes
 from research.tiny_vision.__main__ import make
 from research.tiny_vision.pretrain import TOOLS, Phase, make_example, plan, show
 

@@ -14,11 +14,9 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.sandbox.config import SandboxConfig
 from agent_r1.sandbox.process import Verdict
 from agent_r1.sandbox.sandbox import Sandbox
-from agent_r1.tasksets.code.exam import Exam, packages_for
-from agent_r1.tasksets.code.examples import Example, example_from_assertion, examples_from_docstring
-from agent_r1.tasksets.code.problems import Problem, read_problems
-from agent_r1.tasksets.code.source import parse_source
-from agent_r1.tasksets.code.tool import trial_program
+from agent_r1.tasksets.code import trial_program
+from agent_r1.tasksets.code.problems import Exam, Problem, packages_for, read_problems
+from agent_r1.tasksets.code.source import Example, example_from_assertion, examples_from_docstring, parse_source
 
 PROMPT = (
     "from typing import List\n\ndef scale(x):\n    return 3 * x\n\n\n"

@@ -15,8 +15,8 @@ from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn
 from agent_r1.sandbox.process import Verdict
 from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets import build
-from agent_r1.tasksets.code.exam import Exam
-from agent_r1.tasksets.code.scorer import extract_solution, repair_rates
+from agent_r1.tasksets.code import extract_solution, repair_rates
+from agent_r1.tasksets.code.problems import Exam
 
 RIGHT, WRONG, RAISES = (f"def double(x):\n    return {value}" for value in ("2 * x", "2", "x.no"))
 

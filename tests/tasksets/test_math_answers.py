@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from agent_r1.tasksets.math import answers
-from agent_r1.tasksets.math.answers import boxed_answer, stated_answer
+from agent_r1.tasksets.math import problems as answers
+from agent_r1.tasksets.math.problems import boxed_answer, stated_answer
 
 INNER = st.recursive(
     st.text(st.sampled_from("ab1+-, "), min_size=1),

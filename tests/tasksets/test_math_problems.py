@@ -11,8 +11,8 @@ import pytest
 from benchmark_files import SHARED, real_data
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.files import GIVEN_OUT, read_splits
 from agent_r1.tasksets.math.problems import Problem, read_problems
-from agent_r1.tasksets.splits import GIVEN_OUT, read_splits
 
 MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{2}$."}
 

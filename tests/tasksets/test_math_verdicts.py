@@ -8,9 +8,9 @@ import pytest
 from extras import requires
 
 from agent_r1.core.task import Task
+from agent_r1.tasksets.math import copied_expressions, plus_one, solutions_of
 from agent_r1.tasksets.math.problems import Problem
 from agent_r1.tasksets.math.scorer import AnswerChecker, Checked
-from agent_r1.tasksets.math.solutions import copied_expressions, plus_one, solutions_of
 
 pytestmark = requires("math_verify", "math")
 

@@ -12,9 +12,8 @@ from extras import requires
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
-from agent_r1.tasksets.hub import HubName, hub_name
+from agent_r1.tasksets.files import HubName, hub_name, read_splits
 from agent_r1.tasksets.multihop.questions import read_questions
-from agent_r1.tasksets.splits import read_splits
 
 pytestmark = requires("datasets", "datasets")
 

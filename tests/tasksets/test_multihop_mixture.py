@@ -54,7 +54,7 @@ def mixture_file(folder: Path, text: str = MIXTURE) -> Path:
 
 
 def texts(mixture, split: str) -> set[str]:
-    return {question.text for question in mixture.splits[split]}
+    return {question.text for question in mixture[0][split]}
 
 
 def test_the_table_has_a_column_for_each_tested_set(folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_table_has_a_column_for_each_tested_set(folder: Path) -> None:
 
 
 def test_sets_are_drawn_in_the_requested_numbers_and_mixed(folder: Path) -> None:
-    train = read_mixture(mixture_file(folder), 0).splits["train"]
+    train = read_mixture(mixture_file(folder), 0)[0]["train"]
     sets = [question.id.split("/")[0] for question in train]
     assert (sets.count("hotpotqa"), sets.count("2wiki")) == (40, 40)
     assert 10 < sets[:40].count("hotpotqa") < 30  # mixed, not one set after the other
@@ -87,7 +87,7 @@ def test_sets_are_drawn_in_the_requested_numbers_and_mixed(folder: Path) -> None
 def test_no_tested_question_is_trained_on(folder: Path) -> None:
     for seed in range(5):
         mixture = read_mixture(mixture_file(folder), seed)
-        tested = set().union(*(texts(mixture, split) for split in mixture.tests))
+        tested = set().union(*(texts(mixture, split) for split in mixture[1]))
         assert not tested & texts(mixture, "train")
         assert not (tested | texts(mixture, "train")) & texts(mixture, "validation")
     # control: ten tested questions are in hotpot.json and would be drawn
@@ -101,7 +101,7 @@ def test_no_tested_question_is_trained_on(folder: Path) -> None:
 def test_the_seed_draws_the_training_questions_only(folder: Path) -> None:
     one, other = (read_mixture(mixture_file(folder), seed) for seed in (0, 1))
     assert texts(one, "train") != texts(other, "train")
-    assert all(one.splits[split] == other.splits[split] for split in ("validation", *one.tests))
+    assert all(one[0][split] == other[0][split] for split in ("validation", *one[1]))
     assert read_mixture(mixture_file(folder), 0) == one
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets import build
+from agent_r1.tasksets.files import SPLITS, Splits, all_questions, divide, read_splits, whole_split
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.splits import SPLITS, Splits, all_questions, divide, read_splits, whole_split
 
 FILE = Path("questions.json")
 

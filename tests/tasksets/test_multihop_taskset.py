@@ -268,7 +268,6 @@ def test_examples_in_docstrings(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "corpus", "message"),
     [
-        ("tinywiki", None, "encoder: got 'x'; leave it out: tinywiki has a search of its own"),
         ("hotpotqa", "http://127.0.0.1:9", "encoder: got x for a search with settings of its own; leave it out"),
         ("hotpotqa", "search.toml", "name the encoder where search.toml is defined"),
     ],

@@ -10,10 +10,8 @@ from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import tinywiki
-from agent_r1.tasksets.tinywiki.names import RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
-from agent_r1.tasksets.tinywiki.paraphrases import PARAPHRASES
-from agent_r1.tasksets.tinywiki.questions import STYLES
-from agent_r1.tasksets.tinywiki.wiki import Chain, open_wiki
+from agent_r1.tasksets.tinywiki.questions import PARAPHRASES, STYLES
+from agent_r1.tasksets.tinywiki.wiki import RELATIONS, REPLACED_RELATION, UNSEEN_RELATION, Chain, open_wiki
 
 VARIANTS = ("paraphrased", "renamed-tool", "unseen-relation")
 PUBLISHED = {
@@ -30,12 +28,12 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def taskset() -> TaskSet:
-    return tinywiki.build(None, None, seed=0)
+    return tinywiki.build(seed=0)
 
 
 @pytest.mark.parametrize(("seed", "split"), PUBLISHED)
 def test_the_splits_of_published_results_are_unchanged(seed: int, split: str) -> None:
-    tasks = tinywiki.build(None, None, seed).tasks(split)
+    tasks = tinywiki.build(seed).tasks(split)
     rows = [
         (t.id, [m.text for m in t.messages], t.data["answers"], t.data["wiki"], repr(t.data["chain"])) for t in tasks
     ]

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS
 from agent_r1.tasksets.tinywiki.questions import SPLITS
-from agent_r1.tasksets.tinywiki.wiki import CLASSES, FACTS_PER_PAGE, PAGES, draw, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, ENTITIES, FACTS_PER_PAGE, PAGES, RELATIONS, draw, open_wiki
 
 
 def facts_of(name: str) -> set[tuple[str, str, str]]:

@@ -24,11 +24,11 @@ from agent_r1.model.vision import PassImages
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
-from agent_r1.tasksets import build
 from agent_r1.training import run
 from agent_r1.training.policy import Policy
 from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import SilentProgress
+from environments import shapes
 
 SETTINGS = {
     "taskset": "shapes",
@@ -49,7 +49,7 @@ def letters(trajectory: Trajectory, task: Task) -> float:
 
 def pictures() -> TaskSet:
     scorer = FunctionScorer({"em": exact_match, "found": letters})
-    return replace(build("shapes", None, None, 0), rewards=("em", "found"), scorers=(scorer,))
+    return replace(shapes.build(0), rewards=("em", "found"), scorers=(scorer,))
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,13 @@ def test_a_pretrained_model_learns_as_with_the_embedded_engine_although_a_server
     """SmolLM2-135M learns to search and to answer 1-hop questions of people, by rejection sampling, on two servers."""
     data = tmp_path / "one_hop.toml"
     data.write_text(ONE_HOP)
-    values = {"taskset": "people", "data": data, "steps": STEPS, "splits": ("1-hop",), "trainer.lora.rank": rank}
+    values = {
+        "taskset": "environments/people",
+        "data": data,
+        "steps": STEPS,
+        "splits": ("1-hop",),
+        "trainer.lora.rank": rank,
+    }
     values |= {"groups_per_step": 8, "group_size": 4, "trainer.schedule.warmup_steps": 1, "algorithm": "rft"}
     values |= {"algorithm.advantage.threshold": WHOLE_REWARD - 0.01, "algorithm.filters.success": WHOLE_REWARD - 0.01}
     values |= {"trainer.learning_rate": 3e-4 if rank else 2e-5}

@@ -3,17 +3,96 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import JsonRecord
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasksets.code.exam import Exam
-from agent_r1.tasksets.code.examples import Example, example_from_assertion, examples_from_docstring
-from agent_r1.tasksets.code.source import assigned_names, defined_names, parse_source, used_names
-from agent_r1.tasksets.hub import read_rows_or_hub
+from agent_r1.sandbox.process import Verdict
+from agent_r1.sandbox.sandbox import Sandbox
+from agent_r1.tasksets.code.source import (
+    Example,
+    assigned_names,
+    defined_names,
+    example_from_assertion,
+    examples_from_docstring,
+    imported_packages,
+    parse_source,
+    used_names,
+)
+from agent_r1.tasksets.files import read_rows
+
+_HAND = "handed_by_name"
+_HANDER = f"\ndef {_HAND}(name, names=globals()): return names[name]\n"
+_SEEDED = "import random\nrandom.seed(0)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """The trusted code that tests an untrusted solution. The tests and the solution run in two processes.
+
+    Attributes:
+        calls: the names that the solution must define.
+        tests: the hidden tests.
+        setup: code that runs before the tests, in the process of the tests.
+        given: code that runs before the solution, in the process of the solution.
+        after: code that runs after the solution, in the process of the solution.
+        handed: the names of objects that the tests get from the process of the solution. The code in the attribute
+            ``after`` creates these objects from classes of the solution. The tests can use the objects only as
+            arguments of the solution's functions.
+
+    Example:
+        Exam(calls=("area",), tests="assert area(square) == 4", after="square = Square(2)", handed=("square",))
+    """
+
+    calls: tuple[str, ...]
+    tests: str
+    setup: str = ""
+    given: str = ""
+    after: str = ""
+    handed: tuple[str, ...] = ()
+
+    async def judge(self, sandbox: Sandbox, solution: str) -> Verdict:
+        """Test a solution in a sandbox, and return the verdict."""
+        handing = "".join(f"{name} = {_HAND}({name!r})\n" for name in self.handed)
+        calls = (*self.calls, _HAND) if self.handed else self.calls
+        # The same random numbers for every solution: a reward must not depend on luck.
+        seeded = _SEEDED if "random" in self.tests else ""
+        return await sandbox.grade(
+            self._candidate(solution), handing + self.tests, calls=calls, setup=f"{self.setup}\n{seeded}"
+        )
+
+    def _candidate(self, solution: str) -> str:
+        # Each source is compiled by itself, so that a solution can begin with "from __future__".
+        after = self.after + (_HANDER if self.handed else "")
+        parts = [(source, name) for source, name in zip((self.given, solution, after), _FILES, strict=True) if source]
+        return "\n".join(f"exec(compile({source!r}, {name!r}, 'exec'))" for source, name in parts)
+
+
+_FILES = ("given.py", "solution.py", "after.py")
+
+
+def packages_for(exams: Iterable[Exam]) -> tuple[Path, ...]:
+    """Return the folders of the packages that hidden tests import, for ``SandboxConfig.packages``.
+
+    Raises InvalidInput if a package is not installed.
+    """
+    packages = {name for exam in exams for name in imported_packages(f"{exam.setup}\n{exam.tests}")}
+    folders = set()
+    for name in sorted(packages - set(sys.stdlib_module_names)):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise InvalidInput(
+                "--data", got=f"tests that import {name}, which is not installed", do=f"pip install {name}"
+            )
+        folders.add(Path(spec.origin).parents[1 if spec.submodule_search_locations else 0])
+    return tuple(sorted(folders))
+
 
 _FORMATS = "HumanEval (entry_point, test, ..) or MBPP (code, test_list, ..)"
 
@@ -61,7 +140,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
-    for row in read_rows_or_hub(source):
+    for row in read_rows(source):
         try:
             problem = _humaneval(row) if "entry_point" in row.values else _mbpp(row)
         except (SyntaxError, ValueError) as error:
@@ -73,10 +152,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
 
 
 def _humaneval(row: JsonRecord) -> Problem:
-    """Return the problem in a row of HumanEval.
-
-    The prompt runs before the tests and before the solution: both can use imports and functions of the prompt.
-    """
+    # The prompt runs before the tests and before the solution: both can use its imports and functions.
     name, prompt, test = row.get_text("entry_point"), _source(row, "prompt"), _source(row, "test")
     if not test.strip():
         raise row.error("no tests", f"give rows of {_FORMATS}")
@@ -89,7 +165,7 @@ def _humaneval(row: JsonRecord) -> Problem:
 
 
 def _mbpp(row: JsonRecord) -> Problem:
-    """Return the problem in a row of MBPP. The first test is public, and the other tests are hidden."""
+    # The first test is public; all tests grade.
     tests = _texts(row, "test_list")
     if not tests:
         raise row.error("no tests", f"give rows of {_FORMATS}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 
 def parse_source(source: str) -> ast.Module:
@@ -44,3 +47,94 @@ def _names(source: str, context: type[ast.expr_context]) -> Iterator[str]:
     for node in ast.walk(parse_source(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, context):
             yield node.id
+
+
+_GIVES = re.compile(r"\s*(?:==|=>|->|➞|→|=|#|(?:should |will )?returns?\b|is\b)\s*(?P<value>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A public example of a task: a call, such as "add(2, 3)", and its expected value, both as Python source code."""
+
+    call: str
+    wanted: str
+
+
+def example_from_assertion(source: str) -> Example:
+    """Convert an assertion to an example: ``assert f(1) == 2`` becomes the call ``f(1)`` with the value ``2``.
+
+    Raises SyntaxError if ``source`` is not one assertion.
+
+    Example:
+        >>> example_from_assertion("assert not odd(2)")
+        Example(call='bool(not odd(2))', wanted='True')
+    """
+    body = parse_source(source.strip()).body
+    if len(body) != 1 or not isinstance(body[0], ast.Assert):
+        raise SyntaxError("no assertion")
+    test = body[0].test
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        return Example(ast.unparse(test.left), ast.unparse(test.comparators[0]))
+    return Example(f"bool({ast.unparse(test)})", "True")
+
+
+def examples_from_docstring(source: str, function: str) -> tuple[Example, ...]:
+    """Return the examples in the docstring of ``function``, which ``source`` defines.
+
+    The examples are the doctests. If there are no doctests, the examples are the lines such as ``f(1) ➞ 2``. An
+    expected value must be a literal.
+    """
+    found = [node for node in ast.walk(parse_source(source)) if isinstance(node, ast.FunctionDef)]
+    docs = next((ast.get_docstring(node) or "" for node in found if node.name == function), "")
+    return tuple(_doctests(docs)) or tuple(example for line in docs.splitlines() for example in _line(line, function))
+
+
+def _doctests(docs: str) -> Iterator[Example]:
+    try:
+        examples = doctest.DocTestParser().get_examples(docs)
+    except ValueError:  # doctest refuses the indentation of the docstring
+        return
+    for example in examples:
+        if _parses(example.source.strip()) and _is_literal(example.want.strip()):
+            yield Example(example.source.strip(), example.want.strip())
+
+
+def _line(line: str, function: str) -> Iterator[Example]:
+    # For a line such as "f(1) ➞ 2". The arguments must be literals. The value is the longest literal after the arrow.
+    start = line.find(f"{function}(")
+    ends = [match.end() for match in re.finditer(r"\)", line)] if start >= 0 else []
+    end = next((end for end in ends if _is_plain_call(line[start:end])), None)
+    gives = None if end is None else _GIVES.match(line, end)
+    if gives is None:
+        return
+    told = gives["value"]
+    sizes = [size for size in range(len(told), 0, -1) if size == len(told) or told[size] in " \t.,;#)"]
+    wanted = next((told[:size].strip() for size in sizes if _is_literal(told[:size].strip())), None)
+    if wanted is not None:
+        yield Example(line[start:end], ast.unparse(parse_source(wanted)))
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _is_plain_call(text: str) -> bool:
+    """Return whether the text is a call with only literal arguments."""
+    if not _parses(text):
+        return False
+    call = ast.parse(text, mode="eval").body
+    return isinstance(call, ast.Call) and all(
+        _is_literal(ast.unparse(value)) for value in (*call.args, *(keyword.value for keyword in call.keywords))
+    )
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,50 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import JsonRecord, read_record
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasksets.hub import read_rows_or_hub
-from agent_r1.tasksets.math.answers import stated_answer
+from agent_r1.tasksets.files import read_rows
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]))")
+_HASHES = re.compile(r"^#### +(\S.*)$", re.MULTILINE)
+_BRACE = re.compile(r"(?:\\\\)|(?:\\[{}])|(?P<brace>[{}])")
+
+
+def stated_answer(text: str) -> str | None:
+    r"""Return the answer that a text states; None if there is no answer.
+
+    The answer is the content of the last complete ``\boxed{..}``. If there is no such box, the answer is the text after
+    the last ``#### `` at the start of a line. Blank and unclosed boxes are ignored.
+
+    Example:
+        >>> stated_answer(r"Either \boxed{2} or \boxed{\frac{1}{2}}."), stated_answer("So 6 * 3 = 18.\n#### 18")
+        ('\\frac{1}{2}', '18')
+    """
+    hashed = _HASHES.findall(text)
+    return boxed_answer(text) or (str(hashed[-1]).rstrip() if hashed else None)
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""Return the content of the last complete ``\boxed{..}`` or ``\fbox{..}``, or None.
+
+    A single character needs no braces. A blank box is ignored.
+
+    Example:
+        >>> boxed_answer(r"\boxed{\{1, 2\}}"), boxed_answer(r"\boxed 7"), boxed_answer(r"\boxed{1")
+        ('\\{1, 2\\}', '7', None)
+    """
+    # One pass over the braces: a search for each box would take quadratic time if many boxes are not closed.
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for found in _BRACE.finditer(text):
+        if found["brace"] == "{":
+            opened.append(found.start())
+        elif found["brace"] == "}" and opened:
+            closing[opened.pop()] = found.start()
+    for box in reversed(list(_BOX.finditer(text))):
+        # Without a bare character, the match ends with the opening brace of the box.
+        answer = box["bare"] or text[box.end() : closing.get(box.end() - 1, box.end())]
+        if answer.strip():
+            return answer.strip()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +88,7 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
-    for row in _rows_below(source) if source.is_dir() else read_rows_or_hub(source):
+    for row in _rows_below(source) if source.is_dir() else read_rows(source):
         problem = Problem(_id(row, source), row.get_text("question", "problem"), _answer(row))
         if problem.id in problems:
             raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")

@@ -12,55 +12,37 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Rewards, Trajectory
 from agent_r1.envs.processes import WorkerPool
 from agent_r1.rewards.scoring import calls_are_valid, final_text
-from agent_r1.tasksets.math.answers import stated_answer
+from agent_r1.tasksets.math.problems import stated_answer
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
 
 _log = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""The time limit for one comparison, in seconds. A comparison usually takes milliseconds."""
+"""The time limit for one comparison, which usually takes milliseconds."""
 
 LONGEST = 1000
-"""The maximum number of characters of an agent's answer. A longer answer counts as wrong. In benchmarks such as GSM8K
-and MATH, all right answers have fewer than 500 characters."""
+"""The maximum number of characters of an agent's answer; a longer one is wrong. In GSM8K and MATH, all right answers
+have fewer than 500."""
 
 _VERIFIER = "agent_r1.tasksets.math.verifier"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a check: does the agent's answer equal the right answer?
-
-    Attributes:
-        correct: whether the agent's answer is right; None if the check failed.
-        reason: why the values of the two answers were not compared; "" if the values were compared.
-
-    Example:
-        Checked(True)
-        Checked(correct=False, reason="it is longer than 1000 characters")
-        Checked(correct=None, reason="score timed out")
-    """
+    """The result of a check. ``correct`` is None if the check failed. ``reason`` says why values were not compared."""
 
     correct: bool | None
     reason: str = ""
 
 
 class AnswerChecker:
-    """A checker that compares answers in separate processes.
-
-    A process is killed if its comparison takes longer than ``seconds`` seconds.
-    """
+    """A checker that compares answers in separate processes. A comparison of more than ``seconds`` is killed."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
-        """Compare the agent's answer ``said`` with the right answer ``gold``. ``question`` is the text of the problem.
-
-        If the comparison with math-verify raises an error or takes too long, math-verify compares ``gold`` with itself,
-        to find out which answer is the cause. If the result is "equal", the cause is ``said``, and ``said`` counts as
-        wrong. Otherwise the cause is ``gold``, and the field ``correct`` of the returned object is None.
-        """
+        """Compare the agent's answer ``said`` with the right answer ``gold``; ``question`` is the problem's text."""
         if len(said) > LONGEST:
             return Checked(False, f"it is longer than {LONGEST} characters")
         match await self._pool.call("check", gold, said, question):
@@ -72,6 +54,7 @@ class AnswerChecker:
                 reason = f"score failed: {failure}"
             case outcome:
                 reason = f"score failed: {outcome}"
+        # Which answer is the cause? If math-verify can compare the right answer with itself, the agent's answer is.
         if await self._pool.call("is_computable", gold, said) == ReturnValue(True):
             return Checked(False, f"it cannot be computed: {reason}")
         return Checked(None, reason)
@@ -80,11 +63,8 @@ class AnswerChecker:
 class MathScorer:
     """A scorer with two rewards.
 
-    - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]``; else 0. Some answers get 0
-      although they are equal, for example "2 + 3" for "5" (see :func:`~agent_r1.tasksets.math.form.refusal_reason`).
-      If the comparison raises an error or takes too long, math-verify compares the right answer with itself, to find
-      out which answer is the cause (see :meth:`AnswerChecker.check`). If the right answer is the cause, the reward is
-      None. If the agent's answer is the cause, the reward is 0.
+    - ``correct``: 1 if the final answer equals the right answer ``task.data["answer"]`` and has an acceptable form
+      ("2 + 3" for "5" has not); else 0. None if the right answer is the cause of a failed comparison.
     - ``form``: 1 if the last action states an answer, right or wrong, and every tool call was valid; else 0.
     """
 
@@ -93,9 +73,7 @@ class MathScorer:
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
         said = await run_in_thread(lambda: [_answer_of(trajectory) for trajectory in group])
-        different = [
-            answer for answer in dict.fromkeys(said) if answer is not None
-        ]  # equal answers are checked only once
+        different = [answer for answer in dict.fromkeys(said) if answer is not None]  # equal answers: checked once
         gold, question = task.data["answer"], task.messages[-1].text
         checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
         checked = dict(zip(different, checks, strict=True))

@@ -10,32 +10,20 @@ import resource
 
 from math_verify import parse, verify
 
-from agent_r1.tasksets.math.form import match_shape, refusal_reason
-from agent_r1.tasksets.math.normalization import normalize_answer, repeating_decimal
+from agent_r1.tasksets.math.notation import match_shape, normalize_answer, refusal_reason, repeating_decimal
 
 MEMORY = 4 * 2**30
-"""The maximum memory (address space) of the process that compares answers, in bytes.
-
-If the process needs more, Python raises MemoryError.
-"""
+"""The maximum address space of the process that compares answers, in bytes. Beyond it Python raises MemoryError."""
 
 
 class Verifier:
-    """A verifier that compares answers, and limits the memory of its process.
-
-    An answer is LaTeX without dollar signs, or a number.
-    """
+    """A verifier that compares answers (LaTeX without dollar signs, or numbers), and limits its process's memory."""
 
     def __init__(self) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
-        """Return (correct, reason). ``correct`` is true if the answer of the agent equals the right answer.
-
-        ``said`` is the answer of the agent, ``gold`` is the right answer, and ``question`` is the text of the problem.
-        An answer such as "2 + 3" for "5" is refused: ``correct`` is false although the values are equal, and ``reason``
-        says why. If the answer is not refused, ``reason`` is "".
-        """
+        """Return whether the agent's answer ``said`` is right, and why its form was refused ("" if it was not)."""
         gold, said = _normalize(gold, said)
         refused = refusal_reason(gold, said, question)
         if refused is not None:
@@ -43,9 +31,8 @@ class Verifier:
         return _are_equal(repeating_decimal(gold), repeating_decimal(said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
-        """Rewrite the right answer ``gold``, and return whether math-verify finds the rewritten answer equal to itself.
-
-        The right answer is rewritten in the notation of the agent's answer ``said``, as in :meth:`check`.
+        """Return whether math-verify finds the right answer, in the notation that :meth:`check` gives it, equal to
+        itself.
         """
         gold, _ = _normalize(gold, said)
         return _are_equal(gold, gold)
@@ -57,11 +44,8 @@ def _normalize(gold: str, said: str) -> tuple[str, str]:
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    """Return whether math-verify finds ``said`` equal to ``gold``. The result can change if the arguments are swapped.
-
-    The time limits of math-verify are off, because after a time-out math-verify returns "not equal" even for a right
-    answer.
-    """
+    # math-verify's own time limits are off: after a time-out it returns "not equal" even for a right answer. The result
+    # can change if the arguments are swapped.
     return bool(verify(_parsed(gold), _parsed(said), timeout_seconds=None))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
@@ -17,9 +16,9 @@ from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriev
 from agent_r1.retrieval.tool import search_tool
 from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1, gated_exact_match, sub_match
 from agent_r1.tasksets.answers import answer_solutions
+from agent_r1.tasksets.files import Splits, all_questions, read_splits, tasks_function, whole_split
 from agent_r1.tasksets.multihop.mixture import read_mixture
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.splits import Splits, all_questions, read_splits, tasks_function, whole_split
 
 _log = logging.getLogger(__name__)
 
@@ -40,21 +39,7 @@ RAG_SYSTEM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """The questions of a task set, by split.
-
-    Attributes:
-        evaluation: the names of the splits on which an evaluation reports results.
-        whole: the name of the split that contains all questions; None if there is no such split.
-    """
-
-    splits: Splits[Question]
-    evaluation: tuple[str, ...]
-    whole: str | None = None
-
-
-def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, encoder: str = "") -> TaskSet:
+def build(name: str, data: Path, seed: int, corpus: str | Path | None = None, encoder: str = "") -> TaskSet:
     """Build the task set ``name``: a benchmark such as "hotpotqa", or "multihop" for a mixture of data sets.
 
     ``data`` is a file of questions or, for a mixture, a TOML file (see the module ``mixture``). The agent searches the
@@ -62,15 +47,14 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, en
 
     Raises InvalidInput if a file is missing or malformed, or if there are no passages to search.
     """
-    if data is None:
-        raise InvalidInput(f"--data for {name}", got="nothing", do="give the file of its questions")
-    questions = _questions(data, seed)
-    splits = questions.splits
-    retriever = (
-        build_index(IndexConfig(encoder=encoder), _own_passages(name, splits))
-        if corpus is None
-        else open_retriever(corpus, encoder)
-    )
+    if data.suffix == ".toml":
+        splits, evaluation = read_mixture(data, seed)
+    else:
+        splits, evaluation = read_splits(data, seed, read_questions), ("test",)
+    if corpus is None:
+        retriever = build_index(IndexConfig(encoder=encoder), _own_passages(name, splits))
+    else:
+        retriever = open_retriever(corpus, encoder)
     search = search_tool(retriever)
     return TaskSet(
         name=name,
@@ -80,44 +64,30 @@ def build(name: str, data: Path | None, corpus: str | Path | None, seed: int, en
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
         rewards=("em", "f1", "sub_match", "gated"),
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
-        evaluation=questions.evaluation,
+        evaluation=evaluation,
         validation="validation" if splits["validation"] else None,
-        whole=questions.whole,
+        whole=whole_split(splits),
         retrieval=recall_function(splits, retriever),
         solutions=_solutions(splits),
     )
 
 
-def _questions(data: Path, seed: int) -> Questions:
-    if data.suffix == ".toml":
-        mixture = read_mixture(data, seed)
-        return Questions(mixture.splits, mixture.tests)
-    splits = read_splits(data, seed, read_questions)
-    return Questions(splits, ("test",), whole_split(splits))
-
-
 def _own_passages(name: str, splits: Splits[Question]) -> tuple[Passage, ...]:
     passages = unique(passage for question in all_questions(splits) for passage in question.context)
     if not passages:
-        raise InvalidInput(
-            f"--corpus for {name}", got="nothing", do="give the file of passages, as the questions have none"
-        )
+        do = "give the file of passages, as the questions have none"
+        raise InvalidInput(f"--corpus for {name}", got="nothing", do=do)
     return passages
 
 
 def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]:
-    """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
-
-    In a check of the task set, right solutions must reach 1.0 in the rewards ``em``, ``f1`` and ``gated``, and wrong
-    solutions must stay below 1.0. The check leaves out ``sub_match``: the wrong solution that repeats the question also
-    reaches 1.0 in ``sub_match`` if the question contains the right answer.
-    """
     answers = list(dict.fromkeys(question.answers[0] for question in all_questions(splits)))
 
     def of(task: Task) -> ReferenceSolutions:
         gold = task.data["answers"]
         other = next((each for each in answers if not exact_match_score(each, gold)), f"not {gold[0]}")
         searches = (tool_call("search", query=task.messages[-1].text),)
+        # Not sub_match: the wrong solution that repeats the question may contain the right answer.
         return answer_solutions(task, searches, other, MAX_TURNS, {"em": 1.0, "f1": 1.0, "gated": 1.0})
 
     return of
@@ -126,12 +96,10 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 def recall_function(
     splits: Splits[Question], retriever: Retriever, k: int = TOP_K
 ) -> Callable[[str], Mapping[str, float]] | None:
-    """Return a function that takes the name of a split and measures the retriever's recall on the split's questions.
+    """Return a function that measures the retriever's :func:`recall` on a split, such as ``{"recall@5": 0.62}``.
 
-    Supporting titles are the titles of the passages that prove an answer. If no question of any split has supporting
-    titles, return None instead of a function. The result of the returned function is a mapping such as
-    ``{"recall@5": 0.62}`` (see :func:`recall`), or an empty mapping if no question of the split has supporting titles,
-    or if the search fails.
+    Return None if no question of any split has supporting titles. The function returns {} if no question of its split
+    has supporting titles, or if the search fails.
     """
     if not any(question.supporting for question in all_questions(splits)):
         return None
@@ -150,8 +118,8 @@ def recall_function(
 def recall(questions: Sequence[Question], retriever: Retriever, k: int = TOP_K) -> float:
     """Return the mean recall of the retriever over the questions, in [0, 1].
 
-    Supporting titles are the titles of the passages that prove an answer. The recall of a question is the share of its
-    supporting titles that the retriever finds in its first ``k`` passages. Every question must have supporting titles.
+    The recall of a question is the share of its supporting titles, of which there must be some, in the first ``k``
+    passages that are found.
     """
     found = retriever.search([question.text for question in questions], k)
     shares = [

@@ -22,7 +22,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -30,16 +30,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1.core.errors import InvalidInput
+from agent_r1.tasksets.files import Splits, exclude, hash_order, locate_data, read_settings_file
 from agent_r1.tasksets.multihop.questions import Question, read_questions
-from agent_r1.tasksets.settings_file import locate_data, read_settings_file
-from agent_r1.tasksets.splits import Splits, exclude, hash_order
 
 RESERVED = ("train", "validation", "all")
-"""Names that no data set of a mixture may have.
+"""Names that no data set of a mixture may have: each test data set becomes a split with the name of the data set."""
 
-Each test data set becomes a split with the name of the data set. "train", "validation" and "all" are the names of other
-splits.
-"""
+
+_Drawn = dict[str, tuple[Question, ...]]
 
 
 class Portion(BaseModel):
@@ -52,13 +50,7 @@ class Portion(BaseModel):
 
 
 class MixtureFile(BaseModel):
-    """The content of a mixture file: for each split, a mapping from the name of a data set to a :class:`Portion`.
-
-    A portion says where the data set is, and how many of its questions are drawn.
-
-    Example:
-        MixtureFile(test={"musique": Portion(data="musique_ans_v1.0_dev.jsonl", count=100)})
-    """
+    """The content of a mixture file: for each split, a mapping from the name of a data set to a :class:`Portion`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,74 +59,41 @@ class MixtureFile(BaseModel):
     test: dict[str, Portion] = Field(min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The questions of a mixture.
-
-    Attributes:
-        splits: the questions by split: "train", "validation", and one split per test data set, such as "hotpotqa".
-        tests: the names of the splits with test questions.
-    """
-
-    splits: Splits[Question]
-    tests: tuple[str, ...]
-
-
-def read_mixture(path: Path, seed: int) -> Mixture:
-    """Return the questions that a mixture file selects from its data sets.
+def read_mixture(path: Path, seed: int) -> tuple[Splits[Question], tuple[str, ...]]:
+    """Return the questions by split, and the names of the test splits: one per test data set, such as "hotpotqa".
 
     Only the training questions depend on ``seed``. Training, validation and test share no question. A relative path in
     the file begins at the folder of the file.
 
     Raises InvalidInput if the file is malformed, or a data set cannot be read or has too few questions.
     """
-    file = _read(path)
-    draw = _Draw(path)
-    tests = draw.portions("test", file.test, "split", ())
+    file = read_settings_file(MixtureFile, path)
+    if reserved := sorted({*file.train, *file.validation, *file.test} & set(RESERVED)):
+        raise InvalidInput(f"{path}, {reserved[0]}", got="a data set of that name", do="give it another")
+    read = lru_cache(
+        lambda data: read_questions(locate_data(path, Path(data)))
+    )  # several portions can share a data set
+
+    def draw(split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]) -> _Drawn:
+        drawn = {}
+        for name, portion in portions.items():
+            there = exclude(hash_order(read(portion.data), salt), held)
+            wanted = len(there) if portion.count is None else portion.count
+            if not there or wanted > len(there):
+                got = f"{wanted} questions wanted of {portion.data}, which has {len(there)} not held for another split"
+                do = "lower its count, or give more questions"
+                raise InvalidInput(f"{path}, {split}.{name}", got=got, do=do)
+            drawn[name] = tuple(replace(question, id=f"{name}/{question.id}") for question in there[:wanted])
+        return drawn
+
+    tests = draw("test", file.test, "split", ())
     held = _joined(tests)
-    validations = draw.portions("validation", file.validation, "split", held)
-    trained = draw.portions("train", file.train, str(seed), (*held, *_joined(validations)))
+    validations = draw("validation", file.validation, "split", held)
+    trained = draw("train", file.train, str(seed), (*held, *_joined(validations)))
     # Mix the data sets. Otherwise all questions of the first data set would come before the other questions.
     train = hash_order(_joined(trained), f"mixed by {seed}")
-    return Mixture({"train": train, "validation": _joined(validations), **tests}, tuple(tests))
-
-
-class _Draw:
-    """The data sets of a mixture file, from which questions are drawn. Each data set is read only once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = lru_cache(lambda data: read_questions(locate_data(path, Path(data))))
-
-    def portions(
-        self, split: str, portions: Mapping[str, Portion], salt: str, held: Sequence[Question]
-    ) -> dict[str, tuple[Question, ...]]:
-        """Draw the questions of one split, and return the questions by the name of their data set.
-
-        ``portions`` says how many questions to draw from each data set. ``salt`` determines which questions are drawn
-        and in which order. Questions in ``held`` are not drawn. Raises InvalidInput, which names the split, if a data
-        set has too few questions.
-        """
-        return {name: self._portion(split, name, portion, salt, held) for name, portion in portions.items()}
-
-    def _portion(
-        self, split: str, name: str, portion: Portion, salt: str, held: Sequence[Question]
-    ) -> tuple[Question, ...]:
-        there = exclude(hash_order(self._read(portion.data), salt), held)
-        wanted = len(there) if portion.count is None else portion.count
-        if not there or wanted > len(there):
-            got = f"{wanted} questions wanted of {portion.data}, which has {len(there)} not held for another split"
-            raise InvalidInput(f"{self._path}, {split}.{name}", got=got, do="lower its count, or give more questions")
-        return tuple(replace(question, id=f"{name}/{question.id}") for question in there[:wanted])
+    return {"train": train, "validation": _joined(validations), **tests}, tuple(tests)
 
 
 def _joined(sets: Mapping[str, tuple[Question, ...]]) -> tuple[Question, ...]:
     return tuple(chain.from_iterable(sets.values()))
-
-
-def _read(path: Path) -> MixtureFile:
-    do = "give [train.NAME], [validation.NAME] and [test.NAME], each with data and, if not all, count"
-    file = read_settings_file(MixtureFile, path, do=do)
-    if reserved := sorted({*file.train, *file.validation, *file.test} & set(RESERVED)):
-        raise InvalidInput(f"{path}, {reserved[0]}", got="a data set of that name", do="give it another")
-    return file

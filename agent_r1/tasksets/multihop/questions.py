@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.files import JsonRecord
+from agent_r1.core.files import JsonRecord, read_records
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.retrieval.retriever import Passage
-from agent_r1.tasksets.hub import read_rows_or_hub
-from agent_r1.tasksets.multihop.aliases import ALIASES_FILE, read_aliases
-from agent_r1.tasksets.multihop.fields import (
-    parse_answers,
-    parse_context,
-    parse_hops,
-    parse_paragraphs,
-    parse_supporting,
-)
+from agent_r1.tasksets.files import read_rows
 
 _log = logging.getLogger(__name__)
+
+ALIASES_FILE = "id_aliases.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,6 @@ class Question:
         supporting: the titles of the passages that prove the answer; () if unknown.
         context: the passages that the row contains; () if the row contains no passages.
         hops: the answers of all steps: the intermediate answers, then the final answer; () if unknown.
-
-    Example:
-        Question(id="5a7a", text="Who leads the party of X?", answers=("Ann Lee",), supporting=("X", "Y party"),
-                 context=(...), hops=("Y party", "Ann Lee"))
     """
 
     id: str
@@ -70,7 +63,7 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     """
     questions: dict[str, Question] = {}
     entities: dict[str, str] = {}
-    for row in read_rows_or_hub(source):
+    for row in read_rows(source):
         if row.values.get("answerable") is False:
             continue
         question = _question(row)
@@ -84,16 +77,72 @@ def read_questions(source: Path) -> tuple[Question, ...]:
     return tuple(_with_aliases(questions, entities, source.parent / ALIASES_FILE).values())
 
 
+class _Paragraph(BaseModel):
+    title: str
+    paragraph_text: str
+    is_supporting: bool = False
+
+
+class _Hop(BaseModel):
+    answer: str
+
+
+_COLUMNS = {"context": ("title", "sentences"), "supporting_facts": ("title", "sent_id")}
+
+
+class _Fields(BaseModel):
+    """The fields of HotpotQA, 2WikiMultihopQA (evidences) and MuSiQue (the last three). A missing field is empty."""
+
+    context: list[tuple[str, list[str]]] = []
+    supporting_facts: list[tuple[str, int]] = []
+    evidences: list[tuple[str, str, str]] = []
+    paragraphs: list[_Paragraph] = []
+    question_decomposition: list[_Hop] = []
+    answer_aliases: list[str] = []
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any, info: ValidationInfo) -> Any:
+        # The hub stores a list of pairs as a dictionary of columns: {"title": ["X", "Y"], "sent_id": [0, 3]} stands for
+        # [["X", 0], ["Y", 3]]. What has another form is left for the validation to refuse.
+        names = _COLUMNS.get(info.field_name or "", ())
+        if names and isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
+            columns = [value[name] for name in names]
+            if len(set(map(len, columns))) == 1:
+                return list(zip(*columns, strict=True))
+        return value or []
+
+
+def _fields(row: JsonRecord) -> _Fields:
+    try:
+        return _Fields.model_validate(row.values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise row.error(f"{where}: {fault['msg']}", f"give {fault['loc'][0]} as the benchmark's files do") from error
+
+
+def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
+    """Return the passages in HotpotQA's field ``context``; () without the field."""
+    return tuple(Passage(title, "".join(sentences).strip()) for title, sentences in _fields(row).context)
+
+
 def _question(row: JsonRecord) -> Question:
     named = next((row.values[name] for name in ("_id", "id", "query_id") if row.values.get(name) is not None), None)
-    paragraphs = parse_paragraphs(row)
+    text = row.get_text("question", "Question", "query")
+    given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
+    answers = [given] if isinstance(given, str) else given
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise row.error("no answer", "give every row a text, or a list of texts, under 'answer'")
+    fields = _fields(row)
+    paragraphs, pairs = fields.paragraphs, fields.supporting_facts
     return Question(
         id=f"row-{row.number}" if named is None else str(named),
-        text=row.get_text("question", "Question", "query"),
-        answers=parse_answers(row),
-        supporting=_once([each.title for each in paragraphs if each.is_supporting] or parse_supporting(row)),
-        context=tuple(Passage(each.title, each.paragraph_text) for each in paragraphs) or parse_context(row),
-        hops=parse_hops(row),
+        text=text,
+        answers=_once([name.strip() for name in (*answers, *fields.answer_aliases) if name.strip()]),
+        supporting=_once([one.title for one in paragraphs if one.is_supporting] or [title for title, _ in pairs]),
+        context=tuple(Passage(one.title, one.paragraph_text) for one in paragraphs) or parse_context(row),
+        hops=(*(hop.answer for hop in fields.question_decomposition), *(found for _, _, found in fields.evidences)),
     )
 
 
@@ -101,12 +150,24 @@ def _once(titles: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(titles))
 
 
-def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
-    """Return ``questions``, with other names (aliases) of the right answer added to the answers of each question.
+def read_aliases(path: Path, wanted: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the aliases and demonyms of entities by Wikidata id, for the ids in ``wanted``.
 
-    ``entities`` maps the id of a question to the Wikidata id of the answer. ``file`` contains the aliases. If ``file``
-    is missing, the questions are returned unchanged.
+    ``path`` is a file with rows such as ``{"Q_id": "Q183", "aliases": ["BRD"], "demonyms": ["German"]}``. Raises
+    InvalidInput, which names the row, if a row cannot be used.
     """
+    names: dict[str, tuple[str, ...]] = {}
+    for row in read_records(path):
+        if (entity := row.get_text("Q_id")) in wanted:
+            lists = [row.values.get(field) or [] for field in ("aliases", "demonyms")]
+            if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in lists):
+                raise row.error("aliases that are no texts", "give aliases and demonyms as lists of texts")
+            names[entity] = tuple(name.strip() for each in lists for name in each if name.strip())
+    return names
+
+
+def _with_aliases(questions: dict[str, Question], entities: dict[str, str], file: Path) -> dict[str, Question]:
+    # ``entities``: the Wikidata id of the answer, by the id of the question
     if not entities:
         return questions
     if not file.is_file():

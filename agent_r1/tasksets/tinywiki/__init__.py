@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
@@ -17,6 +15,7 @@ from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.questions import tasks
 from agent_r1.tasksets.tinywiki.search import found_page, search
+from agent_r1.tasksets.tinywiki.wiki import Chain
 
 MAX_TURNS = 5
 
@@ -31,16 +30,12 @@ RECIPE: Mapping[str, Any] = {
 }
 """The default settings for training on this task set. Only the reward ``em`` has a weight other than 0."""
 
-
 FIND = replace(search, spec=replace(search.spec, name="find"))
 """The search tool with the name "find", for the split ``renamed-tool``."""
 
 
-def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
-    """Build the task set. Raises InvalidInput if ``data`` or ``corpus`` is given."""
-    for what, given in (("data", data), ("corpus", corpus)):
-        if given is not None:
-            raise InvalidInput(what, got=given, do="leave it out: TinyWiki is generated")
+def build(seed: int) -> TaskSet:
+    """Build the task set. ``seed`` determines the training tasks."""
     env, renamed = (ToolEnv(tools=[one], max_turns=MAX_TURNS, call_rewards=found_page) for one in (search, FIND))
     return TaskSet(
         name="tinywiki",
@@ -58,8 +53,7 @@ def build(data: Path | None, corpus: str | Path | None, seed: int) -> TaskSet:
 
 
 def solutions(task: Task) -> ReferenceSolutions:
-    chain = task.data["chain"]
-    on_the_way = (chain.start, *chain.values[:-1])
+    chain: Chain = task.data["chain"]
     tool = FIND if task.split == "renamed-tool" else search
-    searches = tuple(tool_call(tool.spec.name, query=title) for title in on_the_way)
-    return answer_solutions(task, searches, on_the_way[-1], MAX_TURNS, {"em": 1.0, "f1": 1.0})
+    searches = tuple(tool_call(tool.spec.name, query=title) for title in chain.pages)
+    return answer_solutions(task, searches, chain.pages[-1], MAX_TURNS, {"em": 1.0, "f1": 1.0})

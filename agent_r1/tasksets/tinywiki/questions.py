@@ -10,33 +10,38 @@ from functools import lru_cache
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.tasksets.tinywiki.names import UNSEEN_RELATION
-from agent_r1.tasksets.tinywiki.paraphrases import PARAPHRASES
-from agent_r1.tasksets.tinywiki.wiki import UNSEEN, Chain, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import UNSEEN, UNSEEN_RELATION, Chain, open_wiki
 
 INSTRUCTION = Message.system("Reply with <answer>name</answer>.")
 
 
-def nested(chain: Chain) -> str:
-    """Return a question that asks for the last value of ``chain``, in the wording "style-a".
-
-    Example:
-        "What is the mayor of the capital of Alba?"
-    """
-    return "What is " + "".join(f"the {relation} of " for relation in reversed(chain.relations)) + f"{chain.start}?"
+def _nested(chain: Chain) -> str:
+    return "".join(f"the {relation} of " for relation in reversed(chain.relations))
 
 
-def forward(chain: Chain) -> str:
-    """Return a question that asks for the last value of ``chain``, in the wording "style-b".
-
-    Example:
-        "Start at Alba. Take the capital, then the mayor. Who is it?"
-    """
-    return f"Start at {chain.start}. Take " + ", then ".join(f"the {r}" for r in chain.relations) + ". Who is it?"
+def _forward(chain: Chain) -> str:
+    return ", then ".join(f"the {relation}" for relation in chain.relations)
 
 
-STYLES: Mapping[str, Callable[[Chain], str]] = {"style-a": nested, "style-b": forward}
+# For the chain Alba -capital-> .. -mayor-> ..:
+# style-a: What is the mayor of the capital of Alba?
+# style-b: Start at Alba. Take the capital, then the mayor. Who is it?
+STYLES: Mapping[str, Callable[[Chain], str]] = {
+    "style-a": lambda chain: f"What is {_nested(chain)}{chain.start}?",
+    "style-b": lambda chain: f"Start at {chain.start}. Take {_forward(chain)}. Who is it?",
+}
 """The wordings of training questions, by name. A wording is a function that turns a chain of facts into a question."""
+
+PARAPHRASES: Mapping[str, Callable[[Chain], str]] = {
+    "who": lambda chain: f"Who is {_nested(chain)}{chain.start}?",
+    "command": lambda chain: f"Find {_nested(chain)}{chain.start}.",
+    "topic": lambda chain: f"{chain.start}: what is {_nested(chain)}it?",
+    "swapped": lambda chain: f"Take {_forward(chain)}. Start at {chain.start}. Who is it?",
+}
+"""Wordings that are not trained on, by name.
+
+The model tiny-base knows every word of the written questions, so the questions test new wordings and not new words.
+"""
 
 _WORDINGS = {**STYLES, **PARAPHRASES}
 
@@ -50,8 +55,7 @@ class Split:
     """How the questions of a split are drawn.
 
     Attributes:
-        owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``. The classes "train", "validation"
-            and "test" have no facts in common.
+        owner: the class of the wikis: "train", "validation", "test" or ``UNSEEN``.
         wikis: the number of wikis.
         tasks: the number of questions.
         kinds: the kinds of questions, as pairs (name of the wording, number of facts in the chain). The kinds are used
@@ -75,34 +79,23 @@ _THREE_HOP = tuple((style, 3) for style in STYLES)
 
 SPLITS: Mapping[str, Split] = {
     "train": Split("train", wikis=40, tasks=4000, kinds=_IN_DOMAIN),
+    # A third of the validation questions has three hops: the best checkpoint should answer these, too.
     "validation": Split("validation", wikis=4, tasks=240, kinds=_IN_DOMAIN + 2 * _THREE_HOP),
     "style-a": Split("test", wikis=4, tasks=400, kinds=tuple(("style-a", hops) for hops in _HOPS)),
     "style-b": Split("test", wikis=4, tasks=400, kinds=tuple(("style-b", hops) for hops in _HOPS)),
     "three-hop": Split("test", wikis=4, tasks=400, kinds=_THREE_HOP),
+    # Naive RAG, which searches once, can answer these questions.
     "one-hop": Split("test", wikis=4, tasks=400, kinds=tuple((style, 1) for style in STYLES)),
     "paraphrased": Split("test", wikis=4, tasks=400, kinds=tuple((w, hops) for hops in _HOPS for w in PARAPHRASES)),
     "renamed-tool": Split("test", wikis=4, tasks=400, kinds=_IN_DOMAIN),
     "unseen-relation": Split(UNSEEN, wikis=4, tasks=400, kinds=_IN_DOMAIN, relation=UNSEEN_RELATION),
 }
-"""The splits, by name. A question with n hops needs a chain of n facts.
-
-- ``train``: a quarter of the questions has one hop, the rest has two hops.
-- ``validation``: a third of the questions has three hops, the rest has one or two. The best checkpoint, which is chosen
-  by validation, should also answer questions of three hops.
-- ``style-a``, ``style-b``: one and two hops. Each of these splits has one of the two wordings of training.
-- ``three-hop``: only questions of three hops.
-- ``one-hop``: only questions of one hop. The baseline naive RAG, which searches once, can also answer these questions.
-- ``paraphrased``: wordings that training does not use.
-- ``renamed-tool``: the search tool has another name than in training.
-- ``unseen-relation``: each question has a relation that training does not use.
-"""
-
+"""The splits, by name. A question with n hops needs a chain of n facts."""
 
 _TRIES = 1000
-"""The maximum number of questions that are drawn for one task, until a question is suitable.
+"""The maximum number of questions that are drawn for one task, until one is new and has the required relation.
 
-A question is suitable if it is new and asks for a relation that the split requires. If no drawn question is suitable,
-the task gets the last question.
+If no drawn question is suitable, the task gets the last question.
 """
 
 
@@ -116,16 +109,11 @@ def tasks(split: str, seed: int) -> tuple[Task, ...]:
         raise InvalidInput("tinywiki split", got=split, do=f"give one of {', '.join(SPLITS)}")
     made = SPLITS[split]
     prefix = f"train/{seed}" if made.owner == "train" else made.owner
-    asked: set[tuple[str, str]] = set()
+    asked: set[tuple[str, str]] = set()  # (wiki, question)
     return tuple(_task(split, prefix, made, index, asked) for index in range(made.tasks))
 
 
 def _task(split: str, prefix: str, made: Split, index: int, asked: set[tuple[str, str]]) -> Task:
-    """Return the task with the index ``index`` in ``split``. Add the pair (name of the wiki, question) to ``asked``.
-
-    ``made`` says how the questions of the split are drawn. ``prefix`` is the beginning of the names of the wikis: with
-    the prefix "train/0", the wikis are "train/0/0", "train/0/1", ..
-    """
     wording, hops = made.kinds[index % len(made.kinds)]
     wiki = f"{prefix}/{index // len(made.kinds) % made.wikis}"
     rng = random.Random(f"{prefix}/{split}/{index}")

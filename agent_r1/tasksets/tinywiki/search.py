@@ -13,14 +13,18 @@ from agent_r1.tools.function_tool import tool
 NOTHING = "No page."
 
 
+def first_title(wiki: Wiki, query: str) -> str | None:
+    return next((word for word in re.findall(r"\w+", query) if word in wiki.facts), None)
+
+
 def retrieve(wiki: Wiki, query: str) -> str:
-    """Return the text of a page: the page of the first title in the query. Return ``NOTHING`` if there is no title.
+    """Return the text of the page of the first title in the query; ``NOTHING`` if there is no title.
 
     Example:
         retrieve(wiki, "mayor of Alba or Bruno") == wiki.page("Alba")
     """
-    named = [word for word in re.findall(r"\w+", query) if word in wiki.facts]
-    return wiki.page(named[0]) if named else NOTHING
+    title = first_title(wiki, query)
+    return NOTHING if title is None else wiki.page(title)
 
 
 @tool

@@ -6,8 +6,38 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
-from agent_r1.tasksets.tinywiki.names import ENTITIES, RELATIONS, REPLACED_RELATION, UNSEEN_RELATION
+_STARTS = (
+    "Al",
+    "Br",
+    "Cor",
+    "Dov",
+    "El",
+    "Fen",
+    "Gar",
+    "Hil",
+    "Jor",
+    "Kest",
+    "Lum",
+    "Mer",
+    "Nor",
+    "Ost",
+    "Per",
+    "Quil",
+)
+_MIDDLES = ("a", "e", "i", "o", "u")
+_ENDS = ("ban", "dra", "mis")
+
+ENTITIES: tuple[str, ...] = tuple("".join(parts) for parts in product(_STARTS, _MIDDLES, _ENDS))
+RELATIONS: tuple[str, ...] = (
+    *("bridge", "capital", "founder", "harbour", "mayor", "neighbour"),
+    *("painter", "river", "rival", "teacher", "temple", "twin"),
+)
+UNSEEN_RELATION = "market"
+"""A new name for the relation ``REPLACED_RELATION`` in some test wikis. This word occurs in no training text."""
+
+REPLACED_RELATION = "temple"
 
 CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
 """The indices of the three classes of facts. Each possible fact belongs to one class (see :func:`fact_class`).
@@ -15,20 +45,17 @@ CLASSES: Mapping[str, int] = {"train": 0, "validation": 1, "test": 2}
 A wiki contains only facts of one class, so wikis of different classes share no fact.
 """
 
-_POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
-
 UNSEEN = "unseen"
-"""A class of wikis: test wikis in which the relation "temple" is called "market", a word that training never uses."""
+"""A class of wikis: test wikis in which ``REPLACED_RELATION`` is called ``UNSEEN_RELATION``."""
 
 PAGES = 60
 FACTS_PER_PAGE = 5
 
+_POSITION = {word: position for words in (ENTITIES, RELATIONS) for position, word in enumerate(words)}
+
 
 def fact_class(entity: str, relation: str, value: str) -> int:
-    """Return the index of the class of a fact: 0 for train, 1 for validation, 2 for test.
-
-    The index is the sum of the three words' positions in their vocabularies, modulo 3.
-    """
+    """Return the index of the class of a fact: 0 for train, 1 for validation, 2 for test."""
     return (_POSITION[entity] + _POSITION[relation] + _POSITION[value]) % len(CLASSES)
 
 
@@ -50,6 +77,11 @@ class Chain:
     @property
     def answer(self) -> str:
         return self.values[-1]
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The titles of the pages with the facts, in the order of the facts."""
+        return (self.start, *self.values[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +113,21 @@ class Wiki:
     def chain(self, hops: int, rng: random.Random) -> Chain:
         """Draw a chain of ``hops`` facts in which no entity and no relation occurs twice."""
         while True:
-            walk = self._walk(hops, rng)
-            if len({walk.start, *walk.values}) == hops + 1 and len(set(walk.relations)) == hops:
-                return walk
-
-    def _walk(self, hops: int, rng: random.Random) -> Chain:
-        at = start = rng.choice(self.titles)
-        relations, values = [], []
-        for _ in range(hops):
-            relation, at = rng.choice(tuple(self.facts[at].items()))
-            relations.append(relation)
-            values.append(at)
-        return Chain(start, tuple(relations), tuple(values))
+            at = start = rng.choice(self.titles)
+            relations, values = [], []
+            for _ in range(hops):
+                relation, at = rng.choice(tuple(self.facts[at].items()))
+                relations.append(relation)
+                values.append(at)
+            if len({start, *values}) == hops + 1 and len(set(relations)) == hops:
+                return Chain(start, tuple(relations), tuple(values))
 
 
 @lru_cache(maxsize=256)
 def open_wiki(name: str) -> Wiki:
     """Return the wiki with a name such as "test/0". Equal names give equal wikis on every machine.
 
-    The part before the first slash is the class of the wiki: "train", "validation", "test" or "unseen" (``UNSEEN``).
+    The part before the first slash is the class of the wiki: a key of ``CLASSES``, or ``UNSEEN``.
     """
     owner, _, rest = name.partition("/")
     if owner == UNSEEN:
@@ -108,22 +136,15 @@ def open_wiki(name: str) -> Wiki:
 
 
 def draw(owner: int, rng: random.Random) -> Wiki:
-    """Draw a wiki with facts of only one class.
-
-    ``owner`` is the index of the class: 0 for train, 1 for validation, 2 for test.
-    """
+    """Draw a wiki with facts of only one class, a value of ``CLASSES``."""
     titles = rng.sample(ENTITIES, PAGES)
     return Wiki({title: _facts(title, titles, owner, rng) for title in titles})
 
 
 def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) -> dict[str, str]:
-    """Draw the facts of the page ``title``: a mapping from relations to values, such as {"mayor": "Bruno"}.
-
-    The values are titles of other pages, drawn from ``titles``. No two values are equal. For each fact,
-    :func:`fact_class` is ``owner``: 0 for train, 1 for validation, 2 for test.
-    """
     facts: dict[str, str] = {}
     for relation in rng.sample(RELATIONS, FACTS_PER_PAGE):
+        # No two values of a page are equal: a page that is read answers exactly one relation with each name.
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]
         facts[relation] = rng.choice([value for value in fitting if value != title and value not in facts.values()])
     return facts

@@ -1,1 +1,0 @@
-"""Programs for the sandbox. The task set reads them as text and does not import them."""

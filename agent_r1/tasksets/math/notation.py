@@ -1,0 +1,237 @@
+r"""The notation of answers: write them so that math-verify can parse them, and refuse answers because of their form.
+
+math-verify computes the value of every answer. Without a rule about the form, a policy could copy an expression from
+the question, such as ``\sqrt{242}`` for the gold answer ``11\sqrt{2}``.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+_SIGNS = str.maketrans(
+    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width forms of ASCII characters
+    | {"\N{MINUS SIGN}": "-", "²": "^2", "³": "^3", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "·": r"\cdot "}
+    | {"\N{MULTIPLICATION SIGN}": r"\times ", "≤": r"\le ", "≥": r"\ge ", "÷": "/", "\N{NO-BREAK SPACE}": " "}
+)
+_ROOT = re.compile(r"√\s*(?:\((?P<inner>[^()]*)\)|(?P<bare>\w+))")
+_CURRENCY = re.compile(r"^\s*(?P<sign>-?)\s*(?:\\?\$|\\pounds\b|[£€¥])\s*(?=[-\d.])|\s*(?:\\?\$|[£€¥])\s*$")
+_BEFORE = re.compile(r"^(?:=|[a-z]\s*\\in\b)\s*")
+_AFTER = re.compile(r"(?:\\[,!;: ]|[.,;\s])+$")
+_BETWEEN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\s(?:and|or)\s)\s*")
+_WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_DIGITS_APART = re.compile(r"(?<=\d)(,?)(?:\\[,!;: ]|\{,\}|~)\s*(?=\d)")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?")
+_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
+_WITH_UNIT = re.compile(
+    rf"(?P<number>{_NUMBER}|[-+]?\d+ \d+/\d+)\s+(?P<unit>[A-Za-z]+(?:[ /.-]+[A-Za-z]+)*)\.?(?:\s*\^\s*\{{?[23]\}}?)?"
+)
+_SHORT_UNIT = re.compile("cm|mm|km|ft|in|kg|mg|ml|mi|lb|lbs|oz|hr|hrs|mph|kph|m|s|g|h|l")
+_NO_UNIT = re.compile(
+    "am|pm|and|or|not|plus|minus|times|over|squared|cubed|percent|half|hundred"
+    "|thousand|million|billion|dozen|sin|cos|tan|sqrt|log|the|mod|base|choose|more|less"
+)
+_SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}")
+_MIXED = re.compile(r"(?P<sign>-?)(?P<whole>\d+) +(?P<top>\d+)/(?P<bottom>0*[1-9]\d*)")
+_REPEATING = re.compile(r"(?P<sign>-?)(?P<whole>\d*)\.(?P<head>\d*)\\overline\s*\{(?P<tail>\d+)\}")
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+)")
+_FRACTION = re.compile(
+    r"(?P<sign>-?)\\[dt]?frac\s*(?:\{(?P<top>\d+)\}|(?P<one>\d))\s*(?:\{(?P<bottom>\d+)\}|(?P<other>\d))"
+)
+_ORDER = re.compile(r"<|>|\\leq?\b|\\geq?\b")
+_NAME = re.compile(r"[a-zA-Z]")
+
+
+def normalize_answer(answer: str) -> str:
+    r"""Return the answer in a notation that math-verify can parse. Unknown notation is left unchanged.
+
+    Example:
+        >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
+        ('1000', '3/2', '(-\\infty,2)')
+    """
+    text = answer.translate(_SIGNS).strip().removeprefix("$").removesuffix("$").strip()
+    text = _ROOT.sub(lambda found: rf"\sqrt{{{found['inner'] or found['bare']}}}", text)
+    text = _AFTER.sub("", _BEFORE.sub("", text))
+    text = _CURRENCY.sub(lambda found: found["sign"] or "", text)
+    text = _DIGITS_APART.sub(r"\1", text).strip()
+    return _BETWEEN.sub(", ", _as_intervals(_as_number(_without_unit(text))))
+
+
+def repeating_decimal(answer: str) -> str:
+    r"""Return a repeating decimal as a fraction (``1/6`` for ``0.1\overline{6}``), and any other answer unchanged."""
+    found = _REPEATING.fullmatch(answer)
+    if found is None:
+        return answer
+    whole, head, tail = found["whole"] or "0", found["head"], found["tail"]
+    # 0.1(6) = (16 - 1) / 90: math-verify cannot parse the bar.
+    value = Fraction(int(whole + head + tail) - int(whole + head), 10 ** len(head) * (10 ** len(tail) - 1))
+    return f"{found['sign']}{value}"
+
+
+def strip_notation(text: str) -> str:
+    """Return a text without spaces, braces and layout commands, with ``a/b`` for simple fractions, in lower case."""
+    text = _FRACTION.sub(_over, text)
+    bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)
+    return re.sub(r"\\[dt]frac\b", r"\\frac", bare).casefold()
+
+
+def _without_unit(text: str) -> str:
+    found = _WITH_UNIT.fullmatch(re.sub(r"(?:\\ )? +", " ", _WRAPPED.sub(r" \1", text)).strip())
+    return found["number"] if found and _is_unit(found["unit"]) else text
+
+
+def _is_unit(text: str) -> bool:
+    words = re.split(r"[ /.-]+", text.casefold())
+    first = bool(_SHORT_UNIT.fullmatch(words[0])) or (len(words[0]) > 2 and bool(set(words[0]) & set("aeiou")))
+    return first and not any(map(_NO_UNIT.fullmatch, words))
+
+
+def _as_number(text: str) -> str:
+    if _THOUSANDS.fullmatch(text):
+        text = re.sub("[, ]", "", text)
+    if _SCIENTIFIC.fullmatch(text):
+        return f"{Decimal(text):f}"
+    if found := _MIXED.fullmatch(text):
+        return f"{found['sign']}{int(found['whole']) + Fraction(int(found['top']), int(found['bottom']))}"
+    if found := _FRACTION.fullmatch(text):
+        return _over(found)
+    if _DECIMAL.fullmatch(text):
+        return text.rstrip("0").rstrip(".") or "0"
+    return text
+
+
+def _over(found: re.Match[str]) -> str:
+    return f"{found['sign']}{found['top'] or found['one']}/{found['bottom'] or found['other']}"
+
+
+def _as_intervals(text: str) -> str:
+    # Inequalities of one letter, such as "x<2 or x>3", become a union of intervals.
+    parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup)\s*", text)
+    intervals = [_interval(part) for part in parts]
+    return r"\cup".join(each for each in intervals if each) if all(intervals) else text
+
+
+def _interval(text: str) -> str | None:
+    sides, signs = [side.strip() for side in _ORDER.split(text)], _ORDER.findall(text)
+    if len(signs) == 2 and _NAME.fullmatch(sides[1]) and all(s[0] == "<" or s.startswith(r"\le") for s in signs):
+        return f"{_opening(signs[0])}{sides[0]},{sides[2]}{_closing(signs[1])}"
+    if len(signs) != 1 or not all(sides):
+        return None
+    (sign,), (left, right) = signs, sides
+    if _NAME.fullmatch(right) and not _NAME.fullmatch(left):
+        left, right, sign = right, left, sign.translate(str.maketrans("<>lg", "><gl"))
+    if not _NAME.fullmatch(left) or _NAME.search(re.sub(r"\\[a-zA-Z]+", "", right)):
+        return None
+    below = sign[0] == "<" or sign.startswith(r"\le")
+    return rf"(-\infty,{right}{_closing(sign)}" if below else rf"{_opening(sign)}{right},\infty)"
+
+
+def _opening(sign: str) -> str:
+    return "[" if "e" in sign else "("
+
+
+def _closing(sign: str) -> str:
+    return "]" if "e" in sign else ")"
+
+
+_BASED = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?P<base>\d+)\}?")
+_NAMED = re.compile(r"\\(sum|prod|int|lim|gcd|lcm|binom|min|max|pmod|bmod|mod|lfloor|lceil|det)(?![a-zA-Z])")
+_PLAIN_NAMED = re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|min|max|floor|ceil|binom)\s*\(")
+_FUNCTION = re.compile(r"\\?(log|ln|lg|exp|sin|cos|tan|cot|sec|csc|sqrt)(?![a-zA-Z])|\|(?=.*\|)")
+_SCALE = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{-?\d+\}|\d)")
+_TERM = r"(?:\d+(?:\.\d+)?|\\[dt]?frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
+_ARITHMETIC = re.compile(
+    rf"(?<![\w^.]){_TERM}\s*(?:[-+*]|\\cdot|\\times|\\div)\s*[-(]*{_TERM}(?!\s*(?:[\w.^]|\\(?:sqrt|pi|cdot)))"
+)
+_POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\)|\})\s*(?:\^|\*\*)\s*(?!\{?\\circ)")
+_LETTERS = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ie](?![a-zA-Z])")
+_EXPRESSION = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", re.DOTALL)
+
+
+def refusal_reason(gold: str, said: str, question: str) -> str | None:
+    """Return the reason to refuse the form of the agent's answer ``said``; None if the form is acceptable.
+
+    The two answers must be normalized (:func:`normalize_answer`). The form of a sum that is not computed, for example,
+    is refused, unless the right answer ``gold`` has the same text.
+    """
+    if same_text(gold, said):
+        return None
+    if any(_stands_in(_key(said), strip_notation(part)) for part in expressions(question)):
+        return "it stands in the question"
+    if _base(said) != _base(gold) and not (_base(gold) is None and "base" in question):
+        return "it is in another base"
+    if left := sorted(_operators(said) - _operators(gold)):
+        return f"it is not worked out: {', '.join(left)}"
+    if "=" not in gold and (re.search(r"=[^,;]*=", said) or re.match(r"\s*[-\d.]+\s*=", said)):
+        return "it is an equation of two values"
+    if not _may_equal(_kind(gold), _kind(said)):
+        return "it is another kind of thing: a list, a set, a tuple, an interval"
+    return None
+
+
+def match_shape(gold: str, said: str) -> str:
+    r"""Return the right answer; a vector becomes a tuple ``(1,2)`` if the agent's answer ``said`` is a tuple."""
+    found = _VECTOR.fullmatch(gold.strip())
+    if found is None or _kind(said) != "tuple" or ("&" in found["rows"] and r"\\" in found["rows"]):
+        return gold
+    parts = re.split(r"\\\\|&", found["rows"])
+    return f"({','.join(part.strip() for part in parts)})"
+
+
+def expressions(question: str) -> tuple[str, ...]:
+    r"""Return the texts in ``$..$``, ``$$..$$``, ``\[..\]`` and ``\(..\)`` of a question."""
+    return tuple(next(filter(None, found)).strip() for found in _EXPRESSION.findall(question))
+
+
+def same_text(gold: str, said: str) -> bool:
+    """Return whether two normalized answers have the same text, apart from notation such as spaces and braces."""
+    return _key(said) == _key(gold)
+
+
+def _key(answer: str) -> str:
+    text = re.sub(r"^[a-z]=", "", strip_notation(answer))
+    return re.sub(r"^\(([a-z])\)$", r"\1", text)
+
+
+def _stands_in(said: str, question: str) -> bool:
+    return bool(said) and re.search(rf"(?<![\w.\\]){re.escape(said)}(?!\w|\.\d)", question) is not None
+
+
+def _base(answer: str) -> str | None:
+    found = _BASED.fullmatch(answer.replace(" ", ""))
+    return found["base"] if found and found["base"] != "10" else None
+
+
+def _operators(answer: str) -> set[str]:
+    # The operations that an answer leaves to be computed, such as {"arithmetic"} for "17 + 1". In an answer with a
+    # variable ("x + 1") only named operations such as "gcd" count. Every letter is a variable, except the constants i
+    # and e and the letters of LaTeX commands.
+    found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
+    text = _SCALE.sub("", answer)
+    if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
+        return found
+    found |= {"!"} if "!" in text else set()
+    found |= {"function"} if _FUNCTION.search(text) else set()
+    found |= {"arithmetic"} if _ARITHMETIC.search(text) else set()
+    return found | ({"power"} if _POWER.search(text) else set())
+
+
+def _kind(answer: str) -> str:
+    text = re.sub(r"\\left|\\right|\s", "", answer)
+    if text.startswith(r"\{"):
+        return "set"
+    if r"\cup" in text:
+        return "interval"
+    inner = text[1:-1] if text[:1] in ("(", "[") and text[-1:] in (")", "]") else None
+    if inner is None:
+        return "list" if r"\pm" in text or ("," in text and r"\begin" not in text) else "one"
+    if text[0] == "(" and text[-1] == ")":
+        return "tuple" if "," in inner else "one"
+    return "interval"
+
+
+def _may_equal(gold: str, said: str) -> bool:
+    # A set may be written as a list, without braces, and a gold set of one element as this element.
+    return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

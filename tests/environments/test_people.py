@@ -1,0 +1,180 @@
+"""Invented people: what is true on their pages, chains of facts, splits, search and rewards."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.envs.tool_env import ToolEnv
+from environments.people import EXAMPLES, SPLITS, build, retrieval_tool, search_tool, tasks
+from environments.people.world import (
+    HELD_OUT_PERSONAL,
+    HELD_OUT_VALUED,
+    PEOPLE,
+    PERSONAL,
+    SURNAMES,
+    VALUED,
+    WorldKey,
+    open_world,
+)
+
+ALL = (*PERSONAL, *VALUED)
+SAMPLE = 60
+
+
+def pages(owner: str, number: str = "0", **changes: bool) -> dict[str, str]:
+    return {page.title: page.text for page in open_world(WorldKey(owner, number, **changes)).pages()}
+
+
+def test_no_person_belongs_to_two_classes() -> None:
+    train, validation, test = (set(SURNAMES[owner]) for owner in ("train", "validation", "test"))
+    assert not train & validation and not train & test and not validation & test
+    surnames = {message.text.split()[-1].rstrip("?.") for message in EXAMPLES if message.role == "user"}
+    assert not surnames & (train | validation | test)
+
+
+@pytest.mark.parametrize("owner", SURNAMES)
+def test_a_page_has_three_to_six_sentences_with_every_fact_of_the_person(owner: str) -> None:
+    world = open_world(WorldKey(owner, "0"))
+    assert len(world.facts) == PEOPLE
+    for page in world.pages():
+        facts = world.facts[page.title]
+        assert 3 <= len(facts) <= 6 and len({fact.relation.name for fact in facts}) == len(facts)
+        assert page.text.startswith(page.title) or page.title in facts[0].sentence
+        assert all(fact.value in fact.sentence and fact.sentence in page.text for fact in facts)
+        assert "{" not in page.text and re.search(r"[.] [a-z]", page.text) is None
+        assert all(f.value != page.title and (f.value in world.facts) == bool(f.relation.noun) for f in facts)
+
+
+def test_the_pages_use_several_wordings_of_each_relation() -> None:
+    text = " ".join(" ".join(pages("train", f"0/{number}").values()) for number in range(10))
+    for relation in ALL:
+        fixed = [re.split(r"\{\w+\}", wording)[1].strip(" .,;") for wording in relation.pages]
+        assert sum(part in text for part in fixed if part) >= 2, relation.name
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_following_the_chain_through_the_pages_leads_to_the_answer(split: str) -> None:
+    recipe = SPLITS[split]
+    for index, task in enumerate(tasks(split, 0)[:SAMPLE]):
+        chain, text = task.data["chain"], pages_of(task)
+        assert len(chain.relations) == recipe.hops[index % len(recipe.hops)]
+        for person, value in zip(chain.pages, chain.values, strict=True):
+            assert value in text[person]
+        assert len({chain.start, *chain.values}) == len(chain.values) + 1
+        assert chain.start in task.messages[0].text and chain.answer not in task.messages[0].text
+
+
+def pages_of(task: Task) -> dict[str, str]:
+    return {page.title: page.text for page in open_world(task.data["world"]).pages()}
+
+
+def test_questions_of_a_split_are_all_different_and_depend_on_the_seed_in_training_only() -> None:
+    for split, recipe in SPLITS.items():
+        drawn = tasks(split, 0)
+        assert len({(task.data["world"], task.messages[0].text) for task in drawn}) == recipe.tasks
+    assert tasks("train", 0)[:9] == tasks("train", 0)[:9] != tasks("train", 1)[:9]
+    assert tasks("2-hop", 0)[0].messages == tasks("2-hop", 1)[0].messages
+
+
+def test_what_is_held_out_occurs_in_its_own_split_only() -> None:
+    known = " ".join(task.messages[0].text for task in tasks("train", 0)[:2000])
+    paraphrased = tasks("paraphrased", 0)
+    held_out = [re.split(r"\{x\}", relation.held_out_question)[0] for relation in ALL]
+    assert not any(part in known for part in held_out)
+    assert all(any(part in task.messages[0].text for part in held_out) for task in paraphrased)
+    for name in (HELD_OUT_PERSONAL.name, HELD_OUT_VALUED.name):
+        word = re.compile(rf"\b{name}\b")
+        assert not word.search(known) and not any(map(word.search, pages("train", "0/0").values()))
+        assert any(name in task.messages[0].text for task in tasks("unseen-relation", 0))
+
+
+def test_a_search_for_a_name_nearly_always_returns_that_page_among_at_most_three() -> None:
+    found = []
+    for task in tasks("2-hop", 0)[:200]:
+        for person in task.data["chain"].pages:
+            titles = search_tool(3).function(person, task).data
+            assert len(titles) <= 3
+            found.append(person in titles)
+    assert sum(found) / len(found) > 0.98
+
+
+def test_a_search_with_a_two_hop_question_rarely_finds_the_second_page() -> None:
+    drawn = tasks("2-hop", 0)[:200]
+    second = [
+        task.data["chain"].pages[1] in search_tool(3).function(task.messages[0].text, task).data for task in drawn
+    ]
+    assert sum(second) < 50
+
+
+def test_an_answer_cannot_be_guessed_from_the_question() -> None:
+    answers = [task.data["chain"].answer for task in tasks("2-hop", 0)]
+    assert max(map(answers.count, set(answers))) < len(answers) / 20
+
+
+def test_the_examples_are_in_the_prompt_with_the_name_of_the_tool() -> None:
+    taskset = build(0)
+    for split, name in (("2-hop", "search"), ("renamed-tool", "look_up")):
+        env = taskset.env_for_split(split)
+        assert [tool.name for tool in env.tools] == [name]
+        calls = [call.name for message in env.examples for call in message.calls]
+        assert calls == [name] * 5
+    answers = [message.text for message in EXAMPLES if message.role == "assistant" and not message.calls]
+    assert answers == [f"<answer>{answer}</answer>" for answer in ("Greek", "Cairo", "spaniel")]
+    for index, message in enumerate(EXAMPLES):
+        if message.calls:
+            # a page or question names the person
+            assert message.calls[0].arguments["query"] in EXAMPLES[index - 1].text
+
+
+def test_a_search_of_the_agent_repeats_the_question_and_one_of_naive_rag_does_not() -> None:
+    task = tasks("2-hop", 0)[0]
+    query, question = task.data["chain"].start, task.messages[0].text
+    of_agent, of_rag = (tool(3).function(query, task) for tool in (search_tool, retrieval_tool))
+    assert of_agent.parts[0].text == f"{of_rag.parts[0].text}\n\n{question}"
+    assert of_agent.data == of_rag.data and question not in of_rag.parts[0].text
+
+
+def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path: Path) -> None:
+    file = tmp_path / "people.toml"
+    file.write_text("hops = [1, 2, 2]\npages = 1\nturns = 4\n")
+    default, changed = build(0), build(0, file)
+    hops = [len(task.data["chain"].relations) for task in changed.tasks("train")]
+    assert hops[:6] == [1, 2, 2, 1, 2, 2]
+    for split in ("validation", "2-hop"):
+        assert changed.tasks(split) == default.tasks(split)
+    assert isinstance(changed.env, ToolEnv) and changed.env.max_turns == 4
+    task = changed.tasks("1-hop")[0]
+    query = task.data["chain"].start.split()[1]
+    assert [len(t.env.tools_by_name["search"].function(query, task).data) for t in (default, changed)] == [3, 1]
+    assert changed.solutions(task).wrong[-1] != default.solutions(task).wrong[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("hops = [3]", "hops.0"), ("hops = []", "hops"), ("page = 1", "page"), ("pages = 0", "pages"), ("= 1", "TOML")],
+)
+def test_a_bad_file_of_settings_is_refused_with_its_fault(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "people.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=why):
+        build(0, file)
+
+
+def test_other_files_and_unknown_splits_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="people is generated"):
+        build(0, Path("questions.json"))
+    with pytest.raises(InvalidInput, match="6-hop"):
+        tasks("6-hop", 0)
+
+
+def test_a_walk_never_visits_a_person_twice() -> None:
+    world, rng = open_world(WorldKey("test", "3")), random.Random(0)
+    last = frozenset(relation.name for relation in ALL)
+    chains = [chain for _ in range(500) if (chain := world.chain(4, last, rng)) is not None]
+    assert len(chains) > 100 and all(len({c.start, *c.values}) == 5 for c in chains)
