@@ -11,7 +11,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX = $$([ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && $(PYTHON) -c \
 	'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo install test test-vllm test-ray test-extras test-gpu check format docs bench bench-check bench-peers algorithms faults controls paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray test-extras test-gpu check format docs bench bench-check bench-peers faults paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -96,17 +96,11 @@ bench-check: $(INSTALLED)  ## fail if ratios of speed are 20 % below the last on
 bench-peers: $(INSTALLED) $(INSTALLED_PEERS)  ## speed of training beside TRL, on the same work, in one run
 	$(BIN)/python benchmarks/peers.py
 
-algorithms: $(INSTALLED)  ## train with every algorithm on a small task set
-	$(BIN)/python benchmarks/algorithms.py
-
 faults: $(INSTALLED)  ## kills and failures on purpose, and checks of what must still hold
 	$(BIN)/python tests/faults --jobs 2
 
 paper: $(INSTALLED_DEV)  ## the paper's tables in miniature, over three seeds on each of three bases (over an hour)
 	$(BIN)/python -m research.paper --seeds 3 --bases 3 --jobs 2
-
-controls: $(INSTALLED)  ## controls of the demo: seeds, algorithms, shuffled rewards
-	$(BIN)/python benchmarks/controls.py
 
 tiny-base: $(INSTALLED)  ## make the committed base model again
 	$(BIN)/python -m research.tiny_base

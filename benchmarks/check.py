@@ -14,10 +14,12 @@ Exit code 0: no ratio has lost more than 20 %, and the ratios are added to the f
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -27,16 +29,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from decode import runners_of, step_seconds
-from prefixes import MODELS, groups_of, random_model, update_of
+from decode import random_llama, runners_of, step_seconds
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.core.trajectory import Group
+from agent_r1.algorithms.registry import build_algorithm
+from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.messages import Action, Message
+from agent_r1.core.task import Task
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
 from agent_r1.model.forward import token_scores
+from agent_r1.trainer.config import TrainerConfig
+from agent_r1.trainer.single_process import SingleProcessTrainer
+from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.servers import processor_name
 
 RATIOS = Path(__file__).parent / "ratios.json"
@@ -110,6 +118,31 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
+def groups_of(size: int, prompt_length: int) -> list[Group]:
+    """Return groups of ``size`` attempts with equal prompts, random actions and random rewards."""
+    numbers = random.Random(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(numbers.randrange(4096) for _ in range(count))
+
+    def attempt(group: int, member: int, prompt: tuple[int, ...]) -> Trajectory:
+        turn = Turn(
+            index=0, parent=None, new_ids=prompt, action_ids=tokens(32), logprobs=(-8.0,) * 32,
+            version_spans=(PolicyVersionSpan(0, 0),), rewards={}, finish_reason="stop",
+            action=Action(Message.assistant(""), ""),
+        )  # fmt: skip
+        rewards = {"score": numbers.random()}
+        name = AttemptId("run", f"task-{group}", group, member)
+        return Trajectory(name, name.task, (turn,), Status.COMPLETED, False, rewards, None, ())
+
+    made = []
+    for group in range(2):
+        prompt = tokens(prompt_length)
+        attempts = tuple(attempt(group, member, prompt) for member in range(size))
+        made.append(Group(group, Task(f"task-{group}", ()), attempts, None))
+    return made
+
+
 def padded_update(model: PreTrainedModel, groups: Sequence[Group]) -> None:
     """Take an optimizer step on one padded batch, with the logits of all positions."""
     turns = [trajectory.turns[0] for group in groups for trajectory in group.trajectories]
@@ -124,10 +157,17 @@ def padded_update(model: PreTrainedModel, groups: Sequence[Group]) -> None:
 
 
 def update_ratio(repeats: int) -> float:
-    model, groups = random_model(*MODELS["0.5M"]), groups_of(8, prompt_length=128)
-    return ratio_of(
-        lambda: cpu_seconds(lambda: padded_update(model, groups)), lambda: update_of(model, "on", groups)[0], repeats
-    )
+    """Return the ratio of updates: on one padded batch, and ours, which computes shared prefixes once."""
+    model, groups = random_llama("0.5M"), groups_of(8, prompt_length=128)
+    algorithm, config = build_algorithm("grpo", {}), TrainerConfig(share_prefixes="on", micro_tokens=4096)
+
+    def ours() -> float:
+        trainer = SingleProcessTrainer(model, algorithm, config, temperature=1.0)
+        updater = PolicyUpdater(trainer, algorithm, config, reward_weights={}, seed=0, steps=1000)
+        selected = [updater.select(group) for group in groups]
+        return cpu_seconds(lambda: asyncio.run(updater.update(selected)))
+
+    return ratio_of(lambda: cpu_seconds(lambda: padded_update(model, groups)), ours, repeats)
 
 
 def decode_ratio(repeats: int) -> float:
@@ -142,7 +182,7 @@ def decode_ratio(repeats: int) -> float:
 
 def scores_ratio(repeats: int) -> float:
     """Return the ratio of log-probabilities and entropies of actions, with their gradient."""
-    model = random_model(*MODELS["0.5M"])
+    model = random_llama("0.5M")
     hidden, targets = torch.randn(1024, 64, requires_grad=True), torch.randint(0, 4096, (1024,))
 
     def plain() -> Tensor:

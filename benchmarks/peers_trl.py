@@ -1,6 +1,6 @@
 """Train with TRL's GRPOTrainer on the workload of benchmarks/peers.py, and print its measures as JSON.
 
-    .venv/peers/bin/python benchmarks/other_environments/peers_trl.py FOLDER
+    .venv/peers/bin/python benchmarks/peers_trl.py FOLDER
 
 Only peers.py runs this script. It runs in an environment of its own, without Agent-R1. FOLDER has the model, and
 ``workload.json``. The turns are those that TRL's documentation describes for a ``rollout_func``: the trainer generates

@@ -7,8 +7,7 @@ conversation again at each turn, with the same agent loop and prompts. Measured 
 (actions of about nine tokens), and on episodes of exactly three turns with actions of up to 32 tokens, with the same
 architecture and random weights (which rarely sample an end token), after a short or a long page.
 Training: tokens per second of the trainer on the trajectories just collected, compared with the same update on one
-padded batch. Then the seconds of a training step by phase, the cost of the health monitor and of the ledger's seals,
-and the peak memory of the process.
+padded batch. Then the seconds of a training step by phase, and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from cost import monitor_cost, seal_cost, short_run
 from rich.console import Console
 from rich.table import Table
 from torch.nn.utils.rnn import pad_sequence
@@ -60,6 +58,7 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.run import train
 
 GATHER_SECONDS = 0.02
 
@@ -262,7 +261,8 @@ def seconds_of(work: Callable[[], object]) -> float:
 def measure_phases(config: TrainConfig, taskset: TaskSet, steps: int) -> Table:
     """Return the seconds per training step by phase, over a short run whose first step is a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        short_run(config, taskset, steps, Path(folder) / "bench", SilentProgress())
+        changes = {"run": f"{folder}/bench", "steps": steps, "evaluate_n": 1, "evaluate_every": 0, "pass_k": 0}
+        train(config.model_copy(update=changes), taskset, SilentProgress())
         with closing(RunReader(Path(folder) / "bench")) as reader:
             steps_measured = [step.values for step in reader.metrics()][1:]
     table = Table("phase of a step", "seconds")
@@ -288,8 +288,6 @@ def main() -> None:
         console.print(measure_sampling(name, untrained, ThreeTurns(pages * PAGE), taskset, config, options.repeat)[0])
     console.print(measure_training(policy, config, groups, options.repeat))
     console.print(measure_phases(config, taskset, options.steps))
-    console.print(monitor_cost(config, taskset, options.steps, options.repeat))
-    console.print(seal_cost(config, taskset, options.steps, options.repeat))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     console.print(
         f"threads {config.threads}, parameters {policy.model.num_parameters():,}, peak memory {peak:,.0f} MiB"

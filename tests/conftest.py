@@ -18,7 +18,7 @@ settings.load_profile("untimed")
 
 LONG_FILES = (
     *("test_resume.py", "test_golden_record.py", "test_run_experiments.py", "test_faults.py", "test_ranks.py"),
-    *("test_soak.py", "test_run.py", "test_examples.py", "test_foreign_taskset.py", "test_lora.py", "test_shutdown.py"),
+    *("test_soak.py", "test_run.py", "test_examples.py", "test_lora.py", "test_shutdown.py"),
     *("test_resume_controls.py", "test_vllm_servers.py", "test_broken_tools.py", "test_cli.py", "test_mcp.py"),
 )
 """The files that take longest. They start first, in this order: none is left for one worker at the end."""

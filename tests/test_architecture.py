@@ -92,6 +92,14 @@ def test_rooms_import_only_rooms_they_see():
     assert list(breaches(MODULES)) == []
 
 
+def test_environments_see_what_task_sets_see_and_the_package_does_not_see_them():
+    for path in sorted((ROOT / "environments").rglob("*.py")):
+        names = [name for name in imported(ast.parse(path.read_text())) if name.startswith("agent_r1.")]
+        assert {room(name) for name in names} <= {*SEES["tasksets"], "tasksets"}, path
+    for module, source in MODULES.items():
+        assert not any(name.split(".")[0] == "environments" for name in imported(ast.parse(source))), module
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

@@ -7,7 +7,9 @@ ROOT = Path(__file__).parents[1]
 FILE_LINES = 800
 FUNCTION_LINES = 80
 FILES = [
-    path for room in ("agent_r1", "examples", "benchmarks", "tests") for path in sorted((ROOT / room).rglob("*.py"))
+    path
+    for room in ("agent_r1", "environments", "examples", "benchmarks", "research", "tests")
+    for path in sorted((ROOT / room).rglob("*.py"))
 ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from benchmark_scripts import load_benchmark
 from torch import Tensor
+from torch.nn import functional
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import ProductPrecision
@@ -59,11 +61,35 @@ def test_each_limit_on_rounding_errors_grows_with_lower_precision(limits: dict[P
     assert limits["float32"] < limits["tf32"] < limits["bfloat16"]
 
 
+def to_tf32(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in float32 with 11 instead of 24 significant bits, rounded to the nearest, ties to even."""
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+@contextmanager
+def imitated_tf32() -> Iterator[None]:
+    """Round the inputs of linear layers and of attention to TF32, inside the ``with`` block."""
+    linear, attend = functional.linear, functional.scaled_dot_product_attention
+
+    def rounded_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(to_tf32(states), to_tf32(weight), bias)
+
+    def rounded_attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **settings: Any) -> Tensor:
+        return attend(to_tf32(query), to_tf32(key), to_tf32(value), *rest, **settings)
+
+    with (
+        patch.object(functional, "linear", rounded_linear),
+        patch.object(functional, "scaled_dot_product_attention", rounded_attention),
+    ):
+        yield
+
+
 def test_rounding_to_tf32_is_within_the_limits_of_tf32_and_beyond_those_of_float32() -> None:
     model = load_model("tiny-base", torch.float32).eval()
     ids = torch.randint(model.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0))
     exact = _scores(model, ids)
-    with load_benchmark("tf32").imitated_tf32():
+    with imitated_tf32():
         difference = (_scores(model, ids) - exact).abs()
     gap = LogprobGap(float(difference.mean()), float(difference.max()))
     assert gap.is_rounding("tf32") and not gap.is_rounding("float32"), (gap, BANDS)
