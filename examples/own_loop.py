@@ -18,8 +18,7 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits, StalenessController
-from agent_r1.rollout.scripted_agent import NullRecorder
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits, StalenessController
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 

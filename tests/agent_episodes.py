@@ -14,7 +14,7 @@ from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentThreads
 from agent_r1.gateway.config import GatewayConfig
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Alba", "k": 2}}\n</tool_call>'
 SEARCH = {

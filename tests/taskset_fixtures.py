@@ -19,9 +19,8 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits as CollectorLimits
-from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits as CollectorLimits
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.sandbox.config import Limits
 from agent_r1.sandbox.sandbox import Sandbox
 
@@ -59,7 +58,7 @@ def run_attempts() -> Callable[..., list[Trajectory]]:
             rollout, limits = AgentLoop(agent, taskset.env), CollectorLimits(retries=0)
             collector = Collector(rollout, taskset.scorers, NullRecorder(), "test", limits)
             orders = (GroupRequest(serial, task, size) for serial, task in enumerate(tasks))
-            async with aclosing(collector.collect(orders, no_gate)) as groups:
+            async with aclosing(collector.collect(orders)) as groups:
                 return [trajectory async for group in groups for trajectory in group.trajectories]
 
         return asyncio.run(collect())

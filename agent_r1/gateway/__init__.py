@@ -1,4 +1,1 @@
-"""The gateway: an HTTP server through which agents call a model, with the APIs of OpenAI and Anthropic.
-
-Each name is imported when it is first used.
-"""
+"""The gateway: an HTTP server through which agents call a model, with the APIs of OpenAI and Anthropic."""

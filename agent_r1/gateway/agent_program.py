@@ -154,10 +154,7 @@ class AgentProgram:
     host: AgentHost
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task, and return a tuple with its trajectory.
-
-        A failure of the program becomes the status of the trajectory. Only a cancellation raises an exception.
-        """
+        """Make one attempt. A failure of the program becomes the status of the trajectory."""
         session = self.agent.open_session(context.id)
         model = EpisodeModel(self.agent, session, self.host.config)
         try:

@@ -74,11 +74,7 @@ def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> M
 
 
 def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> bool:
-    """Return whether ``messages`` have an assistant message at the place of a sent action.
-
-    The place of an action is after exactly the messages that preceded the action. The assistant message is not compared
-    with the action. So the result is True for a changed answer, and also for an unchanged answer.
-    """
+    """Return whether ``messages`` have an assistant message, changed or not, at the place of a sent action."""
     return any(
         messages[: len(action.before)] == action.before
         and any(message.role == "assistant" for message in messages[len(action.before) :][:1])
@@ -88,22 +84,16 @@ def rewrites_answer(messages: Messages, sent_actions: Sequence[SentAction]) -> b
 
 def _find(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> SentAction | None:
     same = [action for action in sent_actions if action.before == before and _is_same(message, action.sent)]
-    if not same:
-        return None
     ids = [call.id for call in message.calls]
-    position = max(
-        range(len(same)),
-        key=lambda index: (
-            [call.id for call in same[index].sent.calls] == ids,
-            same[index].sent.text == message.text,
-            index,
-        ),
+    return max(
+        reversed(same),  # max returns the first of equally good actions, which is the newest here
+        key=lambda action: ([call.id for call in action.sent.calls] == ids, action.sent.text == message.text),
+        default=None,
     )
-    return same[position]
 
 
 def _continued(before: Messages, message: Message, sent_actions: Sequence[SentAction]) -> Message | None:
-    # ``message`` must begin with the text of the action, but white space around the text can differ.
+    # An agent can write text after the action, such as the stop string that ended it, into the same message.
     if message.calls or message.reasoning is not None:
         return None
     given = message.text.lstrip()
@@ -176,9 +166,9 @@ class EpisodeModel:
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request. The draft's ``deliver`` records the answer as turns.
 
-        ``live`` stays empty: a client gets only complete answers. Raise RequestError if no turns or tokens are left, or
-        if the request fails.
+        Raise RequestError if no turns or tokens are left, or if the request fails.
         """
+        # ``live`` stays empty: an answer becomes a turn only when it is complete, so a client gets no part of it before
         number, self._num_requests = self._num_requests, self._num_requests + 1
         _warn_about_sampling(request, self._agent.params)
         messages = self._resolve(request)
@@ -313,14 +303,11 @@ class ServedModel:
         self._agent, self._slots = agent, asyncio.Semaphore(MAX_CONCURRENT)
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
-        """Sample the answer to a request. Equal requests with a seed get equal answers.
-
-        If the request asks for one choice, ``live`` gets the tokens while they are sampled.
-        """
+        """Sample the answer to a request. Equal requests with a seed get equal answers."""
         prompt, session = self._prompt(request), self._session(request, live)
         try:
             id = secrets.token_hex(12)
-            if request.n == 1:
+            if request.n == 1:  # several answers are not streamed
                 live.start = StreamStart(id, len(prompt.token_ids))
                 live.read = LiveReader(self._agent.renderer, request).read
             results = await generate(session, prompt, request, self._slots)

@@ -63,17 +63,12 @@ NO_RETRY = {"X-Should-Retry": "false"}
 
 @dataclass(slots=True)
 class _Access:
-    """The model to which an API key gives access, and the requests with this key.
-
-    Attributes:
-        turnstile: a semaphore that lets at most ``model.max_concurrent`` requests be read or answered at the same time.
-        num_waiting: the number of requests that wait for the semaphore.
-    """
+    """The model to which an API key gives access, and the requests with this key."""
 
     model: ChatModel
     answers: AnswerLog
-    turnstile: asyncio.Semaphore
-    num_waiting: int = 0
+    turnstile: asyncio.Semaphore  # lets at most model.max_concurrent requests be read or answered at the same time
+    num_waiting: int = 0  # requests that wait for the turnstile
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:

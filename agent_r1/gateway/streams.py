@@ -32,10 +32,7 @@ from agent_r1.rollout.user_code import isolate
 async def generate(
     session: Session, prompt: SessionPrompt, request: ChatRequest, slots: asyncio.Semaphore
 ) -> list[Sample | Stopped]:
-    """Sample ``request.n`` alternative answers concurrently. Each answer occupies one of ``slots`` during its sampling.
-
-    If the session cannot sample an answer, the list contains a ``Stopped`` object for this answer.
-    """
+    """Sample ``request.n`` alternative answers concurrently, each with one of ``slots``."""
 
     async def generate_one() -> Sample | Stopped:
         async with slots:
@@ -60,8 +57,8 @@ def sampled_choice(sample: Sample, request: ChatRequest, renderer: Renderer) -> 
 
 
 def _visible_message(sample: Sample, request: ChatRequest) -> Message:
-    # The client receives calls as text in three cases: ``request.tools`` is empty, ``request.calls_are_text`` is true,
-    # or the client's API cannot represent one of the calls.
+    # The client receives calls as text if its request has no tools or wants no calls, and if the client's API cannot
+    # represent one of the calls.
     message = sample.action.message
     if not message.calls:
         return message
@@ -81,10 +78,7 @@ def _can_be_sent(call: ToolCall) -> bool:
 
 
 def cut_at_stop_string(message: Message, stop_strings: tuple[str, ...]) -> tuple[Message, str | None]:
-    """Cut a message before its first stop string. Return the cut message and this stop string.
-
-    If the message contains no stop string, return the whole message and None.
-    """
+    """Cut a message before its first stop string. Return the message and the stop string, or None without one."""
     found = [(index, string) for string in stop_strings if (index := message.text.find(string)) >= 0]
     if not found:
         return message, None

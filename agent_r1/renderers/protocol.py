@@ -12,16 +12,13 @@ from agent_r1.core.messages import Action, Image, Message, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    r"""A rendered conversation. It ends with the header of the assistant's next message.
+    """A rendered conversation. It ends with the header of the assistant's next message.
 
     Attributes:
         text: the text of the whole conversation.
         token_ids: the tokens of the whole conversation. In a prompt of :meth:`Renderer.bridge_to_next_turn`, only
             the tokens after the last action.
         media: the images, each with the positions of its placeholder tokens in ``token_ids``.
-
-    Example:
-        RenderedPrompt(text="...<|im_end|>\n<|im_start|>user\n...assistant\n", token_ids=(198, 7, ...))
     """
 
     text: str
@@ -40,11 +37,7 @@ class ImageExpander(Protocol):
     def placeholder(self) -> str: ...
 
     def expand(self, image: Image) -> str:
-        """Return the text that replaces the single placeholder that a chat template writes for an image.
-
-        Raises:
-            UnsupportedChat: the image cannot be decoded.
-        """
+        """Return the text that replaces the placeholder of an image. Raise UnsupportedChat for a damaged image."""
         ...
 
 
@@ -65,11 +58,7 @@ class Renderer(Protocol):
         ...
 
     def render(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> RenderedPrompt:
-        """Return the prompt for the assistant's next message. The prompt describes ``tools``.
-
-        Raises:
-            UnsupportedChat: the conversation cannot be rendered.
-        """
+        """Return the prompt for the assistant's next message. Raise UnsupportedChat if it cannot be rendered."""
         ...
 
     def bridge_to_next_turn(
@@ -90,10 +79,7 @@ class Renderer(Protocol):
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:
-        """Parse the sampled tokens ``action_ids``, and return the action. This method raises no exception.
-
-        A call that cannot be read has an ``error``.
-        """
+        """Return the action in sampled tokens. Raise nothing: a call that cannot be read has an ``error``."""
         ...
 
     def parse_text(self, text: str, turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:

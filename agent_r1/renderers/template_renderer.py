@@ -48,16 +48,12 @@ PROBE_TOOL = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class TemplateBehavior:
-    """The behavior of a chat template when a message is added after an action.
+    """The behavior of a chat template when a message is added after an action."""
 
-    Attributes:
-        kind: "append" if the earlier text stays unchanged; "rewrite" if the template changes earlier text;
-            "unsupported" if the messages cannot be rendered, or the rendered calls cannot be parsed.
-        reason: an explanation of ``kind`` for users.
-    """
-
+    # append: the earlier text stays unchanged; rewrite: the template changes earlier text;
+    # unsupported: the messages cannot be rendered, or the rendered calls cannot be parsed
     kind: Literal["append", "rewrite", "unsupported"]
-    reason: str
+    reason: str  # an explanation for users
 
 
 Messages = tuple[Message, ...]
@@ -157,9 +153,7 @@ class TemplateRenderer:
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
         """Return the text that the template writes for a conversation.
 
-        If ``add_generation_prompt`` is true, the text ends with the header of the assistant's next message. If the
-        template does not describe the tools, the instructions of the renderer's tool format are added to the system
-        message, or as a new system message.
+        If ``add_generation_prompt`` is true, the text ends with the header of the assistant's next message.
         """
         return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
 
@@ -168,6 +162,7 @@ class TemplateRenderer:
         if given is not tools:
             shown = tuple(break_tokens_in_tool(tool, tuple(self._special)) for tool in tools)
             self._newest_tools = tools, shown
+        # if the template does not describe the tools, the system message does
         instruction = self.tool_format.tool_instructions(shown) if tools and not self._renders_tools else None
         if instruction is not None:
             opening = [message.text for message in messages[:1] if message.role == "system"]
@@ -343,9 +338,7 @@ class TemplateRenderer:
     def probe_behavior(self, boundary: Boundary, *, thinking: bool) -> TemplateBehavior:
         """Return whether the template keeps or rewrites earlier text when a message follows an action.
 
-        Args:
-            boundary: the role of the message that follows.
-            thinking: whether the action has reasoning.
+        ``thinking`` says whether the action has reasoning.
         """
         try:
             return self._probe_behavior(boundary, thinking)

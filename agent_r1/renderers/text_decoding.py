@@ -86,12 +86,10 @@ _EXTRA_TOKENS = 4  # earlier tokens that are decoded together with new ones, bec
 
 
 class StopStringMatcher:
-    """A matcher that checks whether the last token of a generation completes one of ``strings``.
-
-    Only the last few tokens are decoded, so the cost of a check does not grow with the length of the generation.
-    """
+    """A matcher that checks whether the last token of a generation completes one of ``strings``."""
 
     def __init__(self, strings: tuple[str, ...], decode: Decode) -> None:
+        # only so many tokens are decoded, so that the cost of a check does not grow with the length of the generation
         self.window = _EXTRA_TOKENS + max(len(string.encode()) for string in strings)
         last_characters = {string[-1] for string in strings}
         self._strings, self._decode = strings, decode

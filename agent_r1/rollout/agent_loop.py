@@ -29,21 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A policy and everything that it needs to act.
-
-    Attributes:
-        params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
-        context_length: the largest number of tokens of a prompt and its action together.
-        seed: the root seed of the run, from which the seed of each turn is derived.
-        context_policy: how much of a long episode the policy sees.
-    """
+    """A policy and everything that it needs to act."""
 
     engine: InferenceEngine
     renderer: Renderer
-    params: SamplingParams
-    context_length: int
-    seed: int = 0
-    context_policy: ContextPolicy = field(default_factory=Append)
+    params: SamplingParams  # max_tokens is the largest number of tokens of one action
+    context_length: int  # the largest number of tokens of a prompt and its action together
+    seed: int = 0  # of the run; the seed of each turn is derived from it
+    context_policy: ContextPolicy = field(default_factory=Append)  # how much of a long episode the policy sees
 
     def open_session(self, attempt: AttemptId) -> Session:
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
@@ -52,12 +45,12 @@ class Agent:
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
     """Return a client that answers a conversation with a message sampled from ``engine``.
 
-    The seed of an answer depends only on ``params.seed`` and on the conversation. So with the same weights, a repeated
-    conversation gets the same answer. The client raises EngineError if the engine cannot answer.
+    The client raises EngineError if the engine cannot answer.
     """
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
         prompt = renderer.render(messages, ())
+        # The seed depends on the conversation alone and not on the order of requests, which differs from run to run.
         images = "".join(one.image.sha256 for one in prompt.media)
         digest = hashlib.sha256(f"{params.seed}|{prompt.text}{images}".encode()).digest()
         seed = int.from_bytes(digest[:8], "big") >> 1  # 63 bits
@@ -80,10 +73,7 @@ class AgentLoop:
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        """Make one attempt at the task, and return its trajectory, in a tuple.
-
-        The trajectory of a failed attempt holds the turns that were completed before the failure.
-        """
+        """Make one attempt. The trajectory of a failed attempt holds the turns that were completed before."""
         agent = self.agent
         policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
         context = replace(context, models={"policy": policy, **context.models})

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from dataclasses import dataclass, replace
 
 from agent_r1.core.environment import ModelClient, RolloutContext
-from agent_r1.core.events import AttemptFinished, AttemptStarted, Recorder
+from agent_r1.core.events import AttemptFinished, AttemptStarted, Event, Recorder
 from agent_r1.core.profile import measure
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import (
@@ -38,21 +38,13 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Limits of the attempts.
+    """Limits of the attempts."""
 
-    Attributes:
-        concurrency: the largest number of attempts that run at the same time.
-        episode_seconds: the time limit of an attempt.
-        score_seconds: the time limit of one scorer for one group.
-        retries: the largest number of repetitions of a failed attempt.
-        retry_seconds: the pause before the first repetition. Each later pause is twice as long.
-    """
-
-    concurrency: int = 256
+    concurrency: int = 256  # attempts that run at the same time
     episode_seconds: float = 600.0
-    score_seconds: float = 600.0
-    retries: int = 2
-    retry_seconds: float = 0.5
+    score_seconds: float = 600.0  # of one scorer for one group
+    retries: int = 2  # repetitions of a failed attempt
+    retry_seconds: float = 0.5  # the pause before the first repetition; each later pause is twice as long
 
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
@@ -60,6 +52,17 @@ CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
 
 Acquire = Callable[[GroupRequest], Awaitable[int]]
 """A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
+
+
+async def _start_at_once(request: GroupRequest) -> int:
+    return 0
+
+
+class NullRecorder:
+    """A recorder that stores nothing."""
+
+    async def record(self, *events: Event) -> None:
+        return None
 
 
 class Collector:
@@ -92,11 +95,14 @@ class Collector:
         self._seed, self._models = seed, models or {}
         self._slots = asyncio.Semaphore(limits.concurrency)
 
-    async def collect(self, requests: Iterable[GroupRequest], acquire: Acquire) -> AsyncGenerator[Group, None]:
+    async def collect(
+        self, requests: Iterable[GroupRequest], acquire: Acquire = _start_at_once
+    ) -> AsyncGenerator[Group, None]:
         """Yield the groups in the order of ``requests``, each group after all its attempts are complete.
 
         A complete group waits until all earlier groups were yielded. Before a group starts, ``acquire(request)`` is
-        awaited. If the caller closes the iterator, running attempts are cancelled.
+        awaited. By default, groups start at once, and their weights have the version 0. If the caller closes the
+        iterator, running attempts are cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))

@@ -14,19 +14,56 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent_r1.core.messages import Message, Text, parts_text
-from agent_r1.rollout.config import ContextPolicyConfig
+
+ContextPolicyName = Literal["append", "window", "truncate", "summary", "evidence"]
+
+
+class ContextPolicyConfig(BaseModel):
+    """How much of a long episode the policy sees before each action."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    name: ContextPolicyName = "append"
+    """The context policy: "append" (the policy sees the whole episode), "window", "truncate", "summary" or "evidence";
+    see docs/models.md."""
+
+    keep_turns: int = Field(default=2, ge=1)
+    """With "window", "truncate" and "evidence": number of latest turns that the policy sees unchanged, if there is
+    room. With "summary": the policy writes a summary after keep_turns + 1 turns, or earlier if the context has no room.
+    The summary replaces all turns so far."""
+
+    after_tokens: int = Field(default=0, ge=0)
+    """The context is not rewritten until it is longer than this number of tokens, or leaves no room for an action."""
+
+    max_characters: int = Field(default=200, ge=1)
+    """With the context policy "truncate": number of characters to which each older tool result is cut. The tool results
+    of the latest turns (keep_turns) stay whole."""
+
+    max_lines: int = Field(default=3, ge=1)
+    """With the context policy "evidence": number of lines that are kept in total from all older tool results. The tool
+    results of the latest turns (keep_turns) stay whole."""
+
+    @model_validator(mode="after")
+    def _refuse_settings_without_effect(self) -> Self:
+        own: tuple[str, ...] = {"truncate": ("max_characters",), "evidence": ("max_lines",)}.get(self.name, ())
+        used = {"name"} if self.name == "append" else {"name", "keep_turns", "after_tokens", *own}
+        for name, field in type(self).model_fields.items():
+            if name not in used and dict(self)[name] != field.default:
+                raise ValueError(f"context_policy.{name} has no effect with the policy {self.name}: leave it out")
+        return self
+
 
 Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An action of the policy, and the messages of the observation that followed the action.
-
-    Not the protocol :class:`agent_r1.gateway.chat.Exchange`.
-    """
+    """An action of the policy, and the messages of the observation that followed the action."""
 
     action: Message
     observation: Messages
@@ -34,20 +71,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """An unfinished episode. A summary can replace its earlier exchanges.
+    """An unfinished episode. A summary can replace its earlier exchanges."""
 
-    Attributes:
-        start: the opening messages.
-        exchanges: the exchanges after the last summary. An exchange is an action with its observation.
-        notes: the text of the last summary that the model wrote; "" without a summary.
-
-    Example:
-        History(start=(Message.user("Who?"),), exchanges=(Exchange(call, (page,)),), notes="Bruno rules.")
-    """
-
-    start: Messages
-    exchanges: tuple[Exchange, ...] = ()
-    notes: str = ""
+    start: Messages  # the opening messages
+    exchanges: tuple[Exchange, ...] = ()  # after the last summary
+    notes: str = ""  # the last summary that the model wrote
 
     @property
     def messages(self) -> Messages:
@@ -64,24 +92,14 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPolicy(ABC):
-    """Base class of context policies. A context policy decides how much of an episode the model sees before an action.
-
-    Attributes:
-        keep_turns: the number of latest exchanges that are not rewritten, if the context has room. An exchange is an
-            action with its observation. The class :class:`Summary` uses this number in another way.
-        after_tokens: a context is not rewritten until it is longer than this number of tokens, or leaves no room for an
-            action.
-    """
+    """Base class of context policies, with the settings of :class:`ContextPolicyConfig` that all of them have."""
 
     keep_turns: int = 2
     after_tokens: int = 0
 
     @abstractmethod
     def candidates(self, history: History) -> Iterator[Messages]:
-        """Yield at least one context for the next action: the messages that the model can see.
-
-        The most complete context is yielded first.
-        """
+        """Yield at least one context (the messages that the model sees), the most complete one first."""
 
     def summary_request(self, history: History, fits: bool) -> Message | None:
         """Return a message that asks the model to summarize the history, or None if no summary is needed."""
@@ -213,11 +231,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 def with_notes(start: Messages, notes: str) -> Messages:
-    """Return a copy of the opening messages (``start``), with ``notes`` added at the end of the last user message.
-
-    No second user message is added, because some chat templates refuse two adjacent user messages. If ``start`` has no
-    user message, a user message with the notes is added at the end.
-    """
+    """Return the opening messages with ``notes`` at the end of the last user message, or as a new user message."""
+    # no second user message, because some chat templates refuse two adjacent ones
     last = max((index for index, message in enumerate(start) if message.role == "user"), default=None)
     if last is None:
         return (*start, Message.user(notes))
@@ -248,11 +263,7 @@ def _countdown(count: int) -> range:
 
 
 def build_context_policy(config: ContextPolicyConfig) -> ContextPolicy:
-    """Return the context policy that ``config`` names, with the settings in ``config``.
-
-    Example:
-        build_context_policy(ContextPolicyConfig(name="window", keep_turns=3)) == Window(keep_turns=3)
-    """
+    """Return the context policy that ``config`` names, with its settings."""
     keep, after = config.keep_turns, config.after_tokens
     match config.name:
         case "append":

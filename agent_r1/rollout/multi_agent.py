@@ -26,15 +26,8 @@ async def play_game(
 ) -> tuple[Trajectory, ...]:
     """Play one match and return one trajectory for each player, in the order of ``agents``.
 
-    If the game asks a player no question, the player has a score but no turns. If the game fails or takes more than
-    ``seconds`` seconds, no trajectory has a reward, and each trajectory whose status allows training gets the status
-    REWARD_FAILED.
-
-    Args:
-        game: asks the players questions, and returns their scores.
-        agents: the players. One agent can be several players (self-play).
-        contexts: one context for each player, each with its own attempt id.
-        seed: the seed of the game.
+    ``contexts`` has one context for each player. One agent can be several players (self-play). If the game fails or
+    takes more than ``seconds`` seconds, no trajectory has a reward or can be trained.
     """
     match = Match(game, task, seed, len(agents), seconds)
     episodes = (
@@ -59,6 +52,7 @@ async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: Rollo
 
 
 def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
+    # a player that was asked nothing has a score and no turns
     if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
         return trajectory
     return replace(trajectory, status=Status.COMPLETED, reason=None)

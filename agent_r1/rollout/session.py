@@ -39,24 +39,15 @@ class SessionPrompt:
     """A prompt: the messages of a conversation, and the text and tokens that the policy gets.
 
     A prompt either continues an earlier turn of the session (the parent turn) or starts a new branch.
-
-    Attributes:
-        tools: the tools that the prompt describes.
-        rendered: ``rendered.text`` is the text of the whole conversation. ``rendered.token_ids`` has only the tokens
-            after the action of the parent turn. In a new branch, ``rendered.token_ids`` has all tokens.
-        token_ids: the tokens of the whole conversation.
-        parent: the index of the parent turn; None for a new branch.
-        new_messages: the messages after the action of the parent turn. In a new branch, all messages.
-        media: the images of the whole conversation, with the positions of their placeholder tokens in ``token_ids``.
     """
 
     messages: Messages
-    tools: tuple[ToolSpec, ...]
-    rendered: RenderedPrompt
-    token_ids: tuple[int, ...]
-    parent: int | None
-    new_messages: Messages
-    media: tuple[PromptMedia, ...] = ()
+    tools: tuple[ToolSpec, ...]  # the tools that the prompt describes
+    rendered: RenderedPrompt  # the text of the whole conversation, but only the tokens after the parent turn's action
+    token_ids: tuple[int, ...]  # of the whole conversation
+    parent: int | None  # the index of the parent turn; None for a new branch
+    new_messages: Messages  # the messages after the action of the parent turn; all messages in a new branch
+    media: tuple[PromptMedia, ...] = ()  # all images, with the positions of their placeholders in token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,15 +354,12 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _KnownConversation:
-    """A conversation that ends with a sampled action. Later prompts of the session can continue the conversation.
-
-    ``has_end`` is true if the action ends with an end token.
-    """
+    """A conversation that ends with a sampled action. Later prompts of the session can continue the conversation."""
 
     messages: Messages
     action: Action
     tools: tuple[ToolSpec, ...]
-    has_end: bool
+    has_end: bool  # whether the action ends with an end token
 
     @property
     def length(self) -> tuple[int, int]:
@@ -379,6 +367,7 @@ class _KnownConversation:
 
     def begins(self, messages: Messages) -> bool:
         given = messages[: len(self.messages)]
+        # an action that was cut can be continued by text of an agent program
         if given and not self.has_end and given[-1].text.startswith(self.action.text):
             given = (*given[:-1], replace(given[-1], parts=self.messages[-1].parts))
         return given == self.messages

@@ -20,13 +20,7 @@ MAX_ERROR_CHARACTERS = 500
 
 
 def format_error(error: BaseException) -> str:
-    """Return one line with the type of an exception, its text, and the innermost line of user code that raised it.
-
-    Of an exception group, only the first exception is formatted.
-
-    Example:
-        ValueError: no such page (env.py:12, in find)
-    """
+    """Return an exception in one line, such as ``ValueError: no such page (env.py:12, in find)``."""
     while isinstance(error, BaseExceptionGroup):  # the text of a group gives only the number of exceptions
         error = error.exceptions[0]
     try:
@@ -52,10 +46,7 @@ def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def validate_transition(given: object) -> Transition:
-    """Convert the result of an environment's step to a valid Transition with float rewards.
-
-    Raise TypeError if a value in the result (``given``) cannot be shown to a policy, used for training, or stored.
-    """
+    """Convert the result of an environment's step to a valid Transition, or raise TypeError with the reason."""
     if not isinstance(given, Transition):
         raise TypeError(f"the step returned {describe_type(given)}, not a Transition")
     if given.end not in ENDS:
@@ -75,10 +66,7 @@ def validate_transition(given: object) -> Transition:
 
 
 def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
-    """Return the messages of an environment as valid Messages. OpenAI-style dictionaries are converted.
-
-    Raise TypeError if an element of ``given`` is not a message, or has a value of a wrong type.
-    """
+    """Return messages, also OpenAI-style dictionaries, as valid Messages, or raise TypeError with the reason."""
     messages = []
     for item in given:
         try:
@@ -94,10 +82,9 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Convert the rewards of one trajectory, by name, to valid Rewards.
+    """Convert the rewards of one trajectory to floats and tuples of floats, or raise TypeError.
 
-    Numbers become floats, and tuples of numbers become tuples of floats. None stays None. An object of the class
-    Unscored (a scorer could not compute the reward) becomes None. Raise TypeError for a value of any other type.
+    None, and an Unscored reward, which a scorer could not compute, become None.
     """
     rewards: dict[str, RewardValue] = {}
     for name, value in given.items():

@@ -18,8 +18,8 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.training.config import CheckConfig
 from agent_r1.training.metrics import sum_rewards
 from agent_r1.training.progress import Progress
@@ -230,7 +230,7 @@ async def _play(
     limits = RolloutLimits(concurrency=config.concurrency, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)
     requests = (GroupRequest(index, check.task, 1) for index, check in enumerate(checks))
-    async with aclosing(collector.collect(requests, no_gate)) as groups:
+    async with aclosing(collector.collect(requests)) as groups:
         return [
             (checks[group.group_id], checks[group.group_id].failure(group.trajectories[0])) async for group in groups
         ]

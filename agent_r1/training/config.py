@@ -29,7 +29,7 @@ from agent_r1.gateway.config import GatewayConfig
 from agent_r1.inference.config import DecodeConfig, EngineConfig
 from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.rewards.scoring import TERMS
-from agent_r1.rollout.config import ContextPolicyConfig
+from agent_r1.rollout.context_policy import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.files import is_hub
 from agent_r1.trackers import TrackerName

@@ -24,8 +24,7 @@ from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.rewards.scoring import final_answer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.beam import BeamSearch, TurnBeam
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.folder import is_run, run_folder
 from agent_r1.store.reader import RunReader
@@ -85,7 +84,7 @@ async def attempts(
     )
     requests = (GroupRequest(number, task, size) for number, task in enumerate(tasks))
     finished: list[Group] = []
-    async with aclosing(collector.collect(requests, no_gate)) as groups:
+    async with aclosing(collector.collect(requests)) as groups:
         async for group in groups:
             finished.append(group)
             if progress is not None:

@@ -19,8 +19,8 @@ from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec, parts_text
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import NullRecorder, ScriptedAgent, no_gate
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.training.config import PlayConfig
 from agent_r1.training.metrics import RewardTotals, sum_rewards
 
@@ -243,7 +243,7 @@ async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult
     agent = ScriptedAgent(taskset.env_for_split(task.split), lambda attempt: person.respond)
     limits = RolloutLimits(concurrency=1, episode_seconds=EPISODE_SECONDS, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "play", limits)
-    async with aclosing(collector.collect([GroupRequest(0, task, 1)], no_gate)) as groups:
+    async with aclosing(collector.collect([GroupRequest(0, task, 1)])) as groups:
         (trajectory,) = [group.trajectories[0] async for group in groups]
     if person.has_left:
         return PlayResult(task.id, LEFT, person.turns)

@@ -25,7 +25,7 @@ from agent_r1.inference.canary import BANDS, compute_canary, measure_gap
 from agent_r1.inference.policy_engine import PolicyEngine
 from agent_r1.model.adapter import trained_weights
 from agent_r1.model.weights import product_precision
-from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
+from agent_r1.rollout.collector import NullRecorder
 from agent_r1.trainer.updater import Trained
 from agent_r1.training.build import Placement, Runtime, build_runtime, group_requests
 from agent_r1.training.config import TrainConfig
@@ -117,7 +117,7 @@ class SmokeChecks:
         small = config.model_copy(update={"group_size": min(config.group_size, MAX_GROUP_SIZE)})
         requests = islice(group_requests(taskset.tasks("train"), small, kind=taskset.kind), GROUPS)
         collector = make_collector(self._runtime, NullRecorder(), "smoke")
-        async with aclosing(collector.collect(requests, no_gate)) as groups:
+        async with aclosing(collector.collect(requests)) as groups:
             self._groups = [group async for group in groups]
         attempts = [trajectory for group in self._groups for trajectory in group.trajectories]
         for one in attempts:

@@ -20,7 +20,7 @@ from agent_r1.core.trajectory import STATUS_POLICY
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.training.evaluate import Method, attempts
 from research.tiny_base.examples import conversation_example
 from research.tiny_base.init_model import make_initial_model

@@ -21,7 +21,7 @@ from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.evaluate import Method, attempts
 from environments import memory, orders, people, unreliable

@@ -23,7 +23,7 @@ from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.renderers.text_decoding import StopStringMatcher, with_stop_strings
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tools.function_tool import tool
 
 PYTHON = ToolSpec(

@@ -14,7 +14,7 @@ from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tools.function_tool import tool
 
 PYTHON = ToolSpec(

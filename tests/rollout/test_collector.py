@@ -19,7 +19,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout import session as session_module
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 
 LOOK = ToolSpec("look", "Look.", {"type": "object", "properties": {}, "required": []})
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -62,6 +62,8 @@ class CountingEpisode:
             await ignore_cancellation(ends)
         if self.task.data.get("blocks"):
             time.sleep(self.task.data["blocks"])
+        while len(self.env.closed) < self.task.data.get("others", 0):
+            await asyncio.sleep(0.01)
         await asyncio.sleep(self.task.data.get("seconds", 0))
         if self.task.data.get("nothing"):
             return None
@@ -121,12 +123,9 @@ def collect(renderer, tasks, size=2, context=2000, limits=None, max_tokens=200):
     agent = Agent(engine, renderer, SamplingParams(max_tokens=max_tokens), context)
     collector = Collector(AgentLoop(agent, env), (LengthScorer(),), log, "test", limits or RolloutLimits())
 
-    async def no_gate(request):
-        return 7
-
     async def run():
         requests = [GroupRequest(group_id, t, size) for group_id, t in enumerate(tasks)]
-        return [group async for group in collector.collect(requests, no_gate)]
+        return [group async for group in collector.collect(requests)]
 
     return asyncio.run(run()), env, log, engine
 
@@ -203,11 +202,8 @@ def test_code_that_ignores_cancellation_is_abandoned(renderer, data, status, tur
     )
     collector = Collector(AgentLoop(agent, CountingEnv()), (LengthScorer(),), Log(), "test", limits)
 
-    async def no_gate(request):
-        return 0
-
     async def only():
-        (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **data), 1)], no_gate)]
+        (group,) = [group async for group in collector.collect([GroupRequest(0, task("x", **data), 1)])]
         return group.trajectories[0]
 
     trajectory = asyncio.run(only())
@@ -252,14 +248,10 @@ def test_a_slow_episode_does_not_delay_others(renderer):
         env, log = CountingEnv(), Log()
         agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
         collector = Collector(AgentLoop(agent, env), (), log, "test", RolloutLimits())
-        requests = [GroupRequest(0, task("slow", seconds=1.0), 1)] + [
+        requests = [GroupRequest(0, task("slow", others=29), 1)] + [
             GroupRequest(i, task(f"t{i}"), 1) for i in range(1, 30)
         ]
-
-        async def no_gate(request):
-            return 0
-
-        async for _ in collector.collect(requests, no_gate):
+        async for _ in collector.collect(requests):
             return [event.trajectory.task_id for event in log.events if isinstance(event, AttemptFinished)]
 
     assert asyncio.run(run())[-1] == "slow"
@@ -270,12 +262,8 @@ def test_closing_the_collector_cancels_running_attempts(renderer):
         env = CountingEnv()
         agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
         collector = Collector(AgentLoop(agent, env), (), Log(), "test", RolloutLimits())
-
-        async def no_gate(request):
-            return 0
-
         requests = [GroupRequest(0, task("quick"), 1), GroupRequest(1, task("slow", seconds=60), 1)]
-        groups = collector.collect(requests, no_gate)
+        groups = collector.collect(requests)
         await anext(groups)
         await groups.aclose()
         await asyncio.sleep(0.05)

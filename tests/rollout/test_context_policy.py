@@ -15,10 +15,10 @@ from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop, _warn_about_long_opening
-from agent_r1.rollout.config import ContextPolicyConfig
 from agent_r1.rollout.context_policy import (
     SUMMARY_REQUEST,
     Append,
+    ContextPolicyConfig,
     Evidence,
     History,
     Summary,
@@ -29,7 +29,7 @@ from agent_r1.rollout.context_policy import (
     with_notes,
     with_request,
 )
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 
 START = (Message.system("Be brief."), Message.user("Who rules Alba?"))
 

@@ -18,7 +18,7 @@ from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.tools.function_tool import tool
@@ -77,11 +77,8 @@ def collect(renderer, scorer, greedy=True, reply="greedy"):
 
 
 async def groups_of(collector, tasks, size):
-    async def no_gate(request):
-        return 0
-
     requests = [GroupRequest(group_id, task, size) for group_id, task in enumerate(tasks)]
-    return [group async for group in collector.collect(requests, no_gate)]
+    return [group async for group in collector.collect(requests)]
 
 
 def test_the_greedy_attempt_has_the_next_sample_index_and_is_kept_apart(renderer):
@@ -126,7 +123,7 @@ def test_a_greedy_attempt_does_not_change_the_sampled_ones():
             greedy = best if with_greedy else None
             limits = RolloutLimits()
             collector = Collector(sampling, taskset.scorers, Log(), "test", limits, seed=seed, greedy=greedy)
-            groups = await groups_of(collector, taskset.tasks("train")[:4], 3)
+            groups = await groups_of(collector, taskset.tasks("train")[:2], 2)
             await engine.close()
             return groups
 

@@ -19,7 +19,7 @@ from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, chat_client
 from agent_r1.rollout.multi_agent import play_game
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 
 TASK = Task("nim", (Message.system("Play."),), {"pile": 5})

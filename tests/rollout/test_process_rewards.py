@@ -14,8 +14,8 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tools.function_tool import tool
 
 CALL = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
@@ -81,20 +81,12 @@ def test_a_call_reward_that_raises_fails_the_episode(renderer):
     assert trajectory.status is Status.ENVIRONMENT_FAILED and "ZeroDivisionError" in trajectory.reason
 
 
-class Log:
-    async def record(self, *events):
-        return None
-
-
 def scored(renderer, env, scorers=()):
     """Return one attempt from a collector."""
 
     async def run():
-        async def no_gate(request):
-            return 0
-
-        collector = Collector(AgentLoop(agent_of(renderer), env), scorers, Log(), "test", RolloutLimits())
-        (group,) = [group async for group in collector.collect([GroupRequest(0, TASK, 1)], no_gate)]
+        collector = Collector(AgentLoop(agent_of(renderer), env), scorers, NullRecorder(), "test", RolloutLimits())
+        (group,) = [group async for group in collector.collect([GroupRequest(0, TASK, 1)])]
         return group.trajectories[0]
 
     return asyncio.run(run())

@@ -19,7 +19,7 @@ from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Traj
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 
 Fails = Callable[[RolloutContext], Exception | None]
 
@@ -87,15 +87,16 @@ def collect(
     rollout = AgentLoop(agent, OneStep(fails))
     collector = Collector(rollout, scorers, log, "run", bounds, greedy=rollout if greedy else None)
 
-    async def no_gate(request: GroupRequest) -> int:
-        return 3
-
     async def only() -> Group:
         request = GroupRequest(5, Task("t", (Message.user("hello"),)), 3)
-        (group,) = [group async for group in collector.collect([request], no_gate)]
+        (group,) = [group async for group in collector.collect([request], version_3)]
         return group
 
     return asyncio.run(only()), log
+
+
+async def version_3(request: GroupRequest) -> int:
+    return 3
 
 
 def failing_before(retry: int, index: int = 1) -> Fails:
@@ -155,12 +156,9 @@ def test_a_dead_engine_is_retried_and_then_given_up(renderer: TemplateRenderer) 
     agent = Agent(Dead(renderer, str), renderer, SamplingParams(max_tokens=50), 2000)
     collector = Collector(AgentLoop(agent, OneStep(lambda context: None)), (One(),), log, "run", limits)
 
-    async def no_gate(request: GroupRequest) -> int:
-        return 0
-
     async def only() -> Group:
         requests = [GroupRequest(0, Task("t", (Message.user("x"),)), 1)]
-        (group,) = [group async for group in collector.collect(requests, no_gate)]
+        (group,) = [group async for group in collector.collect(requests)]
         return group
 
     group = asyncio.run(only())

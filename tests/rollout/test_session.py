@@ -16,8 +16,8 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.user_env import ModelUser, UserEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.rollout.session import Session, Stopped
 
 ATTEMPT = AttemptId("run", "t", 0, 0)
@@ -180,18 +180,9 @@ def test_an_environment_can_query_the_models_of_its_context(renderer):
     assert missing.status is Status.ENVIRONMENT_FAILED and "KeyError: 'judge'" in missing.reason
 
 
-async def no_gate(request):
-    return 0
-
-
-class NullLog:
-    async def record(self, *events):
-        return None
-
-
 def first_attempt(collector, task):
     async def run():
-        (group,) = [group async for group in collector.collect([GroupRequest(0, task, 1)], no_gate)]
+        (group,) = [group async for group in collector.collect([GroupRequest(0, task, 1)])]
         return group.trajectories[0]
 
     return asyncio.run(run())
@@ -207,9 +198,9 @@ def test_a_simulated_user_is_the_collectors_user_model(renderer):
     env = UserEnv([], ModelUser(lambda task: "You want tea.", "DONE"))
     agent = Agent(ScriptedEngine(renderer, lambda prompt: "Here."), renderer, SamplingParams(max_tokens=40), 2000)
     limits = RolloutLimits(retries=0)
-    served = Collector(AgentLoop(agent, env), (), NullLog(), "test", limits, models={"user": user})
+    served = Collector(AgentLoop(agent, env), (), NullRecorder(), "test", limits, models={"user": user})
     assert first_attempt(served, Task("t", "Tea?")).status is Status.COMPLETED and personas == ["You want tea."]
-    alone = first_attempt(Collector(AgentLoop(agent, env), (), NullLog(), "test", limits), Task("t", "Tea?"))
+    alone = first_attempt(Collector(AgentLoop(agent, env), (), NullRecorder(), "test", limits), Task("t", "Tea?"))
     assert alone.status is Status.ENVIRONMENT_FAILED and 'models["user"]' in alone.reason
 
 
@@ -224,7 +215,7 @@ class OwnRollout:
 
 
 def test_the_collector_drives_any_rollout_and_survives_its_exceptions():
-    collector = Collector(OwnRollout(), (), NullLog(), "test", RolloutLimits(retries=0))
+    collector = Collector(OwnRollout(), (), NullRecorder(), "test", RolloutLimits(retries=0))
     assert first_attempt(collector, Task("t", "")).attempt == AttemptId("test", "t", 0, 0)
     broken = first_attempt(collector, Task("broken", ""))
     assert broken.status is Status.ENVIRONMENT_FAILED

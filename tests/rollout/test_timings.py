@@ -20,8 +20,7 @@ from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import no_gate
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.rollout.session import Rollout
 
 TASK = Task("t", (Message.user("hello"),))
@@ -58,7 +57,7 @@ def collect(rollout: Rollout, size: int, retries: int = 0) -> list[Trajectory]:
     limits = RolloutLimits(concurrency=1, retries=retries)
 
     async def run() -> None:
-        async for _ in Collector(rollout, (), recorder, "run", limits).collect([GroupRequest(0, TASK, size)], no_gate):
+        async for _ in Collector(rollout, (), recorder, "run", limits).collect([GroupRequest(0, TASK, size)]):
             pass
 
     asyncio.run(run())

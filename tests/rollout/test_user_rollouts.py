@@ -13,7 +13,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group, Status, Trajectory
 from agent_r1.rollout import collector as collector_module
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 
 
 class Panic(BaseException):
@@ -35,20 +35,12 @@ class UserRollout:
         return [own, *(Trajectory(id, task.id, (), Status.COMPLETED) for id in others)]
 
 
-class NoRecord:
-    async def record(self, *events: object) -> None:
-        pass
-
-
 def collect(rollout: Any, limits: RolloutLimits) -> list[Group]:
-    collector = Collector(rollout, (), NoRecord(), "run", limits)
-
-    async def no_gate(request: GroupRequest) -> int:
-        return 0
+    collector = Collector(rollout, (), NullRecorder(), "run", limits)
 
     async def main() -> list[Group]:
         requests = [GroupRequest(number, Task(f"t{number}", ()), 2) for number in range(3)]
-        return [group async for group in collector.collect(requests, no_gate)]
+        return [group async for group in collector.collect(requests)]
 
     return asyncio.run(main())
 

@@ -20,7 +20,7 @@ from agent_r1.export.model import SavedWeights
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.folder import create_run
 from agent_r1.training import build, chat
 from agent_r1.training.build import Placement

@@ -8,7 +8,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets import build
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.evaluate import Method, env_for_method, evaluate

@@ -27,8 +27,7 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
-from agent_r1.rollout.config import ContextPolicyConfig
-from agent_r1.rollout.context_policy import build_context_policy
+from agent_r1.rollout.context_policy import ContextPolicyConfig, build_context_policy
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.forward_backward import ModelSet

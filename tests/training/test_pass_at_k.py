@@ -23,7 +23,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.training.config import EvalConfig, TrainConfig
 from agent_r1.training.evaluate import Method, measure_pass_at_k, sampled_cell
 from agent_r1.training.metrics import majority_score, pass_at_k

@@ -24,9 +24,8 @@ from agent_r1.core.trajectory import Scores, Trajectory
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits
-from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
-from agent_r1.rollout.scripted_engine import ScriptedEngine
+from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import run_digest
 from agent_r1.training.config import TrainConfig
@@ -58,7 +57,7 @@ def test_slow_tools_and_scorers_have_their_time(monkeypatch: pytest.MonkeyPatch)
     )
 
     async def collect() -> None:
-        async for group in collector.collect([GroupRequest(0, TASK, 1)], no_gate):
+        async for group in collector.collect([GroupRequest(0, TASK, 1)]):
             assert len(group.trajectories[0].turns) == 2
 
     profiler = profile.StepProfiler()

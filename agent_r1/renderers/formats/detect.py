@@ -132,10 +132,8 @@ def open_renderer(
 def detect_format(tokenizer: PreTrainedTokenizerBase, images: ImageExpander | None = None) -> ToolFormat:
     """Return the first format that can parse tool calls as the tokenizer's chat template writes them.
 
-    If no format can parse them, return Hermes, which works for an agent without tools.
-
-    Raises:
-        UnsupportedChat: no renderer can use the template, for example because it writes no special token after a turn.
+    If no format can parse them, return Hermes, which works for an agent without tools. Raise UnsupportedChat if no
+    renderer can use the template, for example because it writes no special token after a turn.
     """
     refused: UnsupportedChat | None = None
     tokens = {text for _, text in special_tokens(tokenizer)}

@@ -68,22 +68,18 @@ Only the text after the fence shows whether the fence opens or closes a block of
 
 @dataclass(frozen=True, slots=True)
 class Delimiters:
-    """The delimiters of a call or an answer in the text of an action: a pair of tags, or a Markdown code fence.
+    """The delimiters of a call or an answer in the text of an action: a pair of tags, or a Markdown code fence."""
 
-    Attributes:
-        opening, closing: the delimiters, as a policy should write them.
-        open_pattern, close_pattern: the patterns that find the delimiters in a complete text.
-        scan_pattern: finds the closing delimiter in a growing text. Here the end of a line must follow the backticks
-            of a fence, because other text could follow later.
-        stops: the stop strings that can end the call or the answer.
-    """
-
+    # as a policy should write them
     opening: str
     closing: str
+    # as they are found in a complete text
     open_pattern: re.Pattern[str]
     close_pattern: re.Pattern[str]
+    # The closing delimiter in a growing text. The end of a line must follow the backticks of a fence, because other
+    # text could follow later.
     scan_pattern: re.Pattern[str]
-    stops: tuple[str, ...]
+    stops: tuple[str, ...]  # the stop strings that can end the call or the answer
 
     @classmethod
     def of(cls, tag: str) -> Delimiters:
@@ -219,11 +215,7 @@ class Tags(ToolFormat):
         self._answer = Delimiters.of(self._config.answer)
 
     def check(self, tools: Tools) -> None:
-        """Check that the configured tags match the tools.
-
-        Raises:
-            InvalidInput: ``config.names`` contains a tool that does not exist, or one tag has two meanings.
-        """
+        """Raise InvalidInput if ``config.names`` contains a tool that does not exist, or one tag has two meanings."""
         names = {tool.name for tool in tools}
         if unknown := sorted(self._config.names.keys() - names):
             raise InvalidInput("tags.names", got=unknown[0], do=f"name one of the tools: {', '.join(sorted(names))}")

@@ -21,36 +21,22 @@ Tools = tuple[ToolSpec, ...]
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call that was found in a text.
+    """A tool call that was found in a text."""
 
-    Attributes:
-        name: the name of the tool; "" if the name could not be read.
-        arguments: the arguments of the call; None if the call could not be read.
-        raw: the text of the call, as the policy wrote it.
-        end: the index of the first character after the call.
-        error: the reason why the call could not be read, or None.
-    """
-
-    name: str
-    arguments: Mapping[str, Any] | None
-    raw: str
-    end: int
-    error: str | None = None
+    name: str  # "" if the name could not be read
+    arguments: Mapping[str, Any] | None  # None if the call could not be read
+    raw: str  # the text of the call, as the policy wrote it
+    end: int  # the index of the first character after the call
+    error: str | None = None  # why the call could not be read
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """The parsed text of an action, without the reasoning.
+    """The parsed text of an action, without the reasoning."""
 
-    Attributes:
-        content: the text without the calls.
-        calls: the calls, in their order in the text.
-        end: the index of the first character after the action; None if nothing in the text ends the action.
-    """
-
-    content: str
-    calls: tuple[ParsedCall, ...] = ()
-    end: int | None = None
+    content: str  # the text without the calls
+    calls: tuple[ParsedCall, ...] = ()  # in their order in the text
+    end: int | None = None  # the index after the action; None if nothing in the text ends the action
 
 
 class ToolFormat(ABC):
@@ -128,14 +114,10 @@ class ToolFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """The text between the two delimiters of a :class:`BlockFormat`.
-
-    Attributes:
-        end: the index of the first character after the closing delimiter, in the whole text.
-    """
+    """The text between the two delimiters of a :class:`BlockFormat`."""
 
     text: str
-    end: int
+    end: int  # the index after the closing delimiter, in the whole text
 
 
 class BlockFormat(ToolFormat):
@@ -203,11 +185,7 @@ _BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: the text is not valid JSON, has NaN or an infinite number, or has more than MAX_JSON_DEPTH levels.
-    """
+    """Return the value of a JSON text. Raise ValueError for NaN, infinities, and more than MAX_JSON_DEPTH levels."""
     steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0) for token in _BRACKET.findall(text))
     if max(accumulate(steps), default=0) > MAX_JSON_DEPTH:
         raise ValueError(f"it is nested too deeply, more than {MAX_JSON_DEPTH} levels")
@@ -247,10 +225,7 @@ def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> 
 
 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
-    """Return the call of the tool ``name`` with the JSON object in ``text`` as arguments.
-
-    If ``text`` is not a JSON object, return a malformed call.
-    """
+    """Return the call of a tool whose arguments are the JSON object in ``text``, or a malformed call."""
     try:
         arguments = parse_json(text)
     except ValueError as error:

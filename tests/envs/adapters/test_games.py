@@ -172,7 +172,7 @@ def test_a_broken_game_ends_as_environment_failed_and_others_continue() -> None:
     # Imported here: the agent loop brings torch, which the room under test must not need.
     from agent_r1.renderers.template_renderer import TemplateRenderer
     from agent_r1.rollout.agent_loop import Agent, AgentLoop
-    from agent_r1.rollout.scripted_engine import ScriptedEngine
+    from agent_r1.rollout.scripted import ScriptedEngine
 
     renderer = TemplateRenderer(hermes_tokenizer())
 

@@ -1,13 +1,22 @@
-"""A scripted agent: a function, and not a model, writes each message."""
+"""Agents and engines without a model: a Python function writes each message, or the text of each completion."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
-from agent_r1.core.events import Event
-from agent_r1.core.inference import Capabilities, Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
+from agent_r1.core.inference import (
+    Capabilities,
+    Completion,
+    FinishReason,
+    PolicyVersion,
+    PolicyVersionSpan,
+    Prompt,
+    SamplingParams,
+    WeightUpdate,
+)
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import Responder
@@ -15,12 +24,52 @@ from agent_r1.core.trajectory import AttemptId, Trajectory
 from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import GroupRequest
-from agent_r1.rollout.scripted_engine import completion_of
 from agent_r1.rollout.user_code import validate_messages, validate_transition
+
+LOGPROB = math.log(0.5)
+"""The log-probability of every token."""
 
 UNLIMITED_TOKENS = 10**9
 """The limit on tokens for scripted agents. The limit is so high that no episode reaches it."""
+
+
+class ScriptedEngine:
+    """An InferenceEngine without a model: ``reply(prompt)`` returns the text of the completion for a prompt's text.
+
+    Example:
+        ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")
+    """
+
+    def __init__(self, renderer: TemplateRenderer, reply: Callable[[str], str]) -> None:
+        self._renderer, self._reply = renderer, reply
+        self._version = 0
+        self.capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
+        self.released: list[str] = []
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
+        await asyncio.sleep(0)  # let other attempts run, as an engine with a model does
+        text = str(self._renderer.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False))
+        return _completion_of(self._renderer, self._reply(text), params, self._version)
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        self._version = update.version.number
+        return update.version
+
+    async def release(self, session_id: str) -> None:
+        self.released.append(session_id)
+
+    async def close(self) -> None:
+        """Do nothing, because the engine holds no resources."""
+
+
+def _completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
+    # as if a model had generated the text and the end token, unless a condition or a limit of ``params`` ends it before
+    ids = (*renderer.encode(text), renderer.end_token_id)
+    if (condition := params.stop_condition) is not None:
+        ids = ids[: next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))]
+    kept = ids[: params.max_tokens]
+    finish_reason: FinishReason = "stop" if len(kept) == len(ids) else "length"
+    return Completion(kept, (LOGPROB,) * len(kept), finish_reason, (PolicyVersionSpan(0, version),))
 
 
 class ScriptedAgent:
@@ -44,7 +93,8 @@ class ScriptedAgent:
 
 
 class _ScriptedEpisode:
-    """The environment, the episode and the engine of one attempt, in one object."""
+    # The environment, the episode and the engine of one attempt. A responder gets messages, and an engine only tokens.
+    # As the environment sees all messages, it hands them over to the engine, which is the same object.
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
 
@@ -82,20 +132,10 @@ class _ScriptedEpisode:
         opening = renderer.render_text(before, tools, add_generation_prompt=True)
         whole = renderer.render_text((*before, message), tools, add_generation_prompt=False)
         end = str(renderer.tokenizer.decode([renderer.end_token_id]))
-        return completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
+        return _completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         return update.version
 
     async def release(self, session_id: str) -> None:
         """Do nothing, because a session uses no resources."""
-
-
-class NullRecorder:
-    async def record(self, *events: Event) -> None:
-        return None
-
-
-async def no_gate(request: GroupRequest) -> int:
-    """Return the version of the weights, without waiting: always 0, because weights do not change outside of a run."""
-    return 0
