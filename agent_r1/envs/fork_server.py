@@ -61,10 +61,7 @@ def _import(module: str) -> str | None:
 
 
 def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request and its attached file descriptors, such as ({"fork": True}, [7]).
-
-    Return None if the parent process has closed the control socket.
-    """
+    # Return the request and its attached file descriptors, or None if the parent process has closed the socket.
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     return (json.loads(message), descriptors) if message else None
 
@@ -83,7 +80,6 @@ def _fork(control: socket.socket, descriptors: list[int], children: set[int]) ->
 
 
 def _kill(pid: int, children: set[int]) -> None:
-    """Kill a child process and the processes that it started. Do nothing if ``pid`` is not in ``children``."""
     if pid in children:
         children.discard(pid)
         with suppress(ProcessLookupError):
@@ -94,13 +90,13 @@ def _kill(pid: int, children: set[int]) -> None:
 
 
 def _reap_ended(children: set[int]) -> None:
-    """Collect each child that has ended, and kill the processes that these children started."""
+    # A child can end before the processes that it started.
     while children and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         _kill(ended.si_pid, children)
 
 
 def _serve(connection: socket.socket) -> None:
-    """Answer the requests of a connection. The first request creates an object, and the others call its methods."""
+    # The first request creates an object, and the others call its methods.
     instance: Any = None
     while (request := _receive(connection)) is not None:
         try:
@@ -116,7 +112,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Import a module, and return one of its attributes. ``name`` has the form ``module:attribute``.
+    """Return the attribute that ``name`` (``module:attribute``) names.
 
     Example:
         >>> import_attribute("math:sqrt")(9.0)
@@ -142,7 +138,6 @@ def _receive(connection: socket.socket) -> Any:
 
 
 def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Return ``count`` bytes, or b"" if the connection closes before all bytes have arrived."""
     data = b""
     while len(data) < count:
         more = connection.recv(count - len(data))

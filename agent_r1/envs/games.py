@@ -1,4 +1,4 @@
-"""Episodes in which the policy plays a game in text. Each game runs in a process of its own."""
+"""Games in text of Gymnasium and TextArena. Each game runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,33 +19,23 @@ from agent_r1.envs.processes import WorkerProcess, start_process, unwrap
 from agent_r1.tools.tool_errors import ToolErrorKind, truncate_output
 
 MAX_TEXT = 8000
-"""The maximum number of characters of an observation. A longer text is cut before the policy sees the text."""
+"""The maximum number of characters of an observation. A longer text is cut."""
 
 CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of opening a game, or of an action in a game.
+    """The result of opening a game, or of an action in a game."""
 
-    Attributes:
-        text: the text that the policy sees.
-        reward: the reward of the action.
-        end: how the game ended; None if the game continues.
-        valid: False if the policy's text was not an action. The game has then not changed.
-
-    Example:
-        Observation("The target number is higher.", reward=0.0)
-    """
-
-    text: str
+    text: str  # what the policy sees
     reward: float = 0.0
     end: Literal["terminal", "truncated"] | None = None
-    valid: bool = True
+    valid: bool = True  # False: the policy's text was not an action, and the game has not changed
 
 
-class Game(Protocol):
-    """A game. The game runs in a process of its own, so its methods are allowed to block."""
+class TextGame(Protocol):
+    """A game. It runs in a process of its own, so its methods are allowed to block."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
         """Start the game, and return the first observation.
@@ -68,23 +58,16 @@ class GameEnv:
     All attempts at a task play the same game, which the seed ``task.data["seed"]`` determines. If a task has no seed,
     each attempt plays another game. If a game raises, crashes or exceeds the time limit, only its own episode
     fails. After ``max_turns`` actions the episode is truncated.
-
-    Attributes:
-        package: the name of a module. The module is imported once, before the processes are forked.
-        game: the class of the game, as ``module:class`` (see :class:`Game`).
-        keywords: the keyword arguments with which ``game`` is called, as JSON values.
-        timeout: the time limit of an action in seconds.
     """
 
-    package: str
-    game: str
-    keywords: Mapping[str, Any]
+    package: str  # a module that is imported once, before the processes are forked
+    game: str  # ``module:class`` of a TextGame
+    keywords: Mapping[str, Any]  # for the constructor of the game, as JSON values
     max_turns: int
-    timeout: float
+    timeout: float  # of an action, in seconds
     tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> GameEpisode:
-        """Start the game of ``task`` and return the episode. Raise AgentR1Error if the game cannot be started."""
         process = await start_process(self.package, self.game, self.keywords, self.timeout)
         episode = GameEpisode(self, process, ())
         try:
@@ -121,12 +104,9 @@ class GameEpisode:
 
 
 def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
-    """Return the opening messages of an episode: the messages of the task, then the first observation of the game.
-
-    The observation is added to the last message if this is a user message, because some chat templates reject two user
-    messages in a row.
-    """
+    """Return the opening messages of an episode: the messages of the task, then the first observation of the game."""
     observation = _truncate(observation)
+    # Some chat templates reject two user messages in a row.
     if task.messages and task.messages[-1].role == "user":
         last = task.messages[-1]
         return (*task.messages[:-1], replace(last, parts=(*last.parts, Text(f"\n\n{observation}"))))
@@ -134,11 +114,8 @@ def add_observation(task: Task, observation: str) -> tuple[Message, ...]:
 
 
 def to_transition(observation: Observation) -> Transition:
-    """Convert an observation of a game to a transition.
-
-    If the game continues, the text of the observation becomes a user message. The reward of the game is stored as the
-    ``data`` of a tool result, although the policy calls no tool.
-    """
+    """Convert an observation of a game to a transition. If the game continues, the text becomes a user message."""
+    # The reward is the data of a tool result, although the policy calls no tool, because episode_return reads results.
     text = Text(_truncate(observation.text))
     error = None if observation.valid else ToolErrorKind.INVALID_ARGUMENTS
     result = ToolResult((text,), ok=observation.valid, error=error, data=observation.reward)
@@ -152,11 +129,7 @@ def _truncate(text: str) -> str:
 
 
 def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int, seed: int) -> list[Task]:
-    """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
-
-    Each task has a game seed of its own in ``data["seed"]``. The game seeds are consecutive integers from
-    ``seed * 1_000_003``. ``name`` is the first part of each task's id, such as "Wordle-v0" in "Wordle-v0/17".
-    """
+    """Return ``train`` and ``test`` tasks of the splits "train" and "test", each with its own ``data["seed"]``."""
     first = seed * 1_000_003
     return [
         Task(f"{name}/{first + n}", messages, {"seed": first + n}, "train" if n < train else "test")
@@ -165,12 +138,12 @@ def seeded_tasks(name: str, messages: tuple[Message, ...], train: int, test: int
 
 
 def episode_return(trajectory: Trajectory, task: Task) -> tuple[float, ...]:
-    """Return the reward of the game for each turn. The sum of these rewards is the return of the episode."""
+    """Return the reward of the game for each turn."""
     return tuple(float(sum(result.data for result in turn.results)) for turn in trajectory.turns)
 
 
 class Gymnasium:
-    """An environment of Gymnasium as text, with a ``Discrete`` or ``Text`` action space.
+    """An environment of Gymnasium (https://gymnasium.farama.org) as text, with ``Discrete`` or ``Text`` actions.
 
     The policy writes a ``Discrete`` action as its name or its index, from 0. If the policy's text is not an action, the
     policy gets an explanation. The environment then makes no step, but the turn counts towards ``max_turns``.
@@ -184,9 +157,7 @@ class Gymnasium:
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
         timeout: the time limit of an action in seconds.
 
-    Raises:
-        InvalidInput: if gymnasium is not installed, the environment does not exist, the action space is neither
-            ``Discrete`` nor ``Text``, or ``actions`` does not fit the action space.
+    Raise InvalidInput if the environment does not exist, or its actions are of another kind or do not fit ``actions``.
     """
 
     def __init__(
@@ -204,10 +175,9 @@ class Gymnasium:
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
+        """Return tasks of the splits "train" and "test", each with its own seed of the environment.
 
-        Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
-        ``instruction`` is the first message of each episode. By default, this message lists the names of the actions.
+        ``instruction`` is the first message of each episode, by default a list of the names of the actions.
         """
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
@@ -276,17 +246,14 @@ def _mark_colors(drawing: str) -> str:
 
 
 Opponent = Callable[[str, random.Random], str]
-"""A function that returns the opponent's action. Its arguments are (observation, rng).
-
-The function must draw random numbers only from ``rng``.
-"""
+"""A function (observation, rng) -> the opponent's action. It must draw random numbers only from ``rng``."""
 
 RANDOM_MOVE = "agent_r1.envs.games:random_move"
 MAX_OPPONENT_MOVES = 1000
 
 
 class TextArena:
-    """The environment and the tasks of a TextArena game.
+    """The environment and the tasks of a TextArena game (https://github.com/LeonGuertler/TextArena).
 
     After each action the policy sees only the new messages of the game. The reward is given at the end of the game, in
     most games 1 for a win, 0 for a draw, and -1 for a loss or for too many invalid actions.
@@ -297,9 +264,6 @@ class TextArena:
         opponent: ``module:function`` of an :data:`Opponent`, for games with two players. The default is a random move
             among the moves that the game lists. The policy is player 0.
         timeout: the time limit of an action in seconds, including the actions of the opponent.
-
-    Raises:
-        InvalidInput: if TextArena is not installed, or the game does not exist.
     """
 
     def __init__(
@@ -320,18 +284,12 @@ class TextArena:
         self.env = GameEnv("textarena", f"{__name__}:TextArenaGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0) -> list[Task]:
-        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
-
-        Each task has its own seed of the game. Different values of ``seed`` give different tasks.
-        """
+        """Return tasks of the splits "train" and "test", each with its own seed of the game."""
         return seeded_tasks(self.game, (), train, test, seed)
 
 
 class TextArenaGame:
-    """A TextArena game as a :class:`Game`.
-
-    Two games must not share a process, because TextArena's games draw from the global ``random``.
-    """
+    # Two games must not share a process, because TextArena's games draw from the global ``random``.
 
     def __init__(self, game: str, opponent: str, options: dict[str, Any]) -> None:
         self._textarena = import_extra("textarena", extra="textarena")
@@ -341,7 +299,7 @@ class TextArenaGame:
         self._opponent_rng = random.Random()
 
     def _make(self, game: str, options: dict[str, Any]) -> Any:
-        """Return the game with its default wrappers for actions, but without its default wrappers for observations."""
+        # The default wrappers of actions are kept. Those of observations would repeat the whole history in each turn.
         env = self._textarena.make(f"{game}-raw", **options)
         for wrapper in self._textarena.envs.registration.ENV_REGISTRY[game].default_wrappers or ():
             if issubclass(wrapper, self._textarena.ActionWrapper):
@@ -371,7 +329,6 @@ class TextArenaGame:
         self._env.close()
 
     def _run_opponent(self, done: bool) -> Observation:
-        """Let the opponent act until it is the policy's turn or the game ends. Return the policy's observation."""
         for _ in range(MAX_OPPONENT_MOVES):
             if done:
                 rewards, _ = self._env.close()
@@ -384,10 +341,7 @@ class TextArenaGame:
         raise RuntimeError(f"the opponent moved {MAX_OPPONENT_MOVES} times in a row")
 
     def _format(self, player: int, events: list[tuple[int, str, Any]]) -> str:
-        """Return one text with all messages in ``events``, without the actions of ``player``.
-
-        Each event is (sender, message, kind). ``player`` is the player that receives the messages.
-        """
+        # Each event is (sender, message, kind). The policy knows its own actions.
         action = self._textarena.ObservationType.PLAYER_ACTION
         names = self._env.state.role_mapping
         return "\n".join(
@@ -398,12 +352,9 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move among the moves that the game lists, with its brackets, such as ``[3]``.
+    """Return a random move, such as ``[3]``, of the last line that contains "available", "valid" or "legal".
 
-    The moves are in the last line that contains "available", "valid" or "legal".
-
-    Raises:
-        ValueError: if the observation contains no such moves.
+    Raise ValueError if the observation contains no such moves.
     """
     lines = [line for line in observation.splitlines() if re.search("available|valid|legal", line, re.IGNORECASE)]
     moves = re.findall(r"\[[^\[\]]+\]", lines[-1]) if lines else []

@@ -28,10 +28,7 @@ GAME_SECONDS = 3600.0
 
 
 class PlayerDropped(AgentR1Error):
-    """Raised if a game asks a player a question after the player's attempt has ended.
-
-    An attempt can end before the game, for example if the generation fails.
-    """
+    """Raised if a game asks a player whose attempt has ended, for example because the generation failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +40,14 @@ class GameOver:
 
 @dataclass(slots=True, eq=False)
 class Player:
-    """A player in a game.
+    """A player in a game. The game calls ``tell`` and ``ask``."""
 
-    The game calls ``tell`` and ``ask``. The player's environment reads ``questions`` and fills ``answers``.
-
-    Attributes:
-        number: the index of the player, from 0.
-        has_had_turn: whether the game has asked the player a question.
-        questions: the queue from the game to the player.
-        answers: the queue from the player to the game. When the player leaves the game, PlayerDropped is added.
-        announcements: the texts of all calls of ``tell`` since the last question.
-    """
-
-    number: int
+    number: int  # from 0
     has_had_turn: bool = False
-    questions: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)
+    questions: asyncio.Queue[str | GameOver] = field(default_factory=asyncio.Queue)  # read by the player's environment
+    # filled by the player's environment, at last with PlayerDropped when the player leaves the game
     answers: asyncio.Queue[Action | PlayerDropped] = field(default_factory=asyncio.Queue)
-    announcements: list[str] = field(default_factory=list)
+    announcements: list[str] = field(default_factory=list)  # told since the last question
 
     def tell(self, text: str) -> None:
         """Store a text, which the player will see in front of the next question."""
@@ -68,11 +56,7 @@ class Player:
     async def ask(self, text: str) -> str:
         """Ask the player the question ``text``, and return the text of the answer.
 
-        The player gets one message. The message consists of the texts of all calls of :meth:`tell` since the last
-        question, followed by the new question.
-
-        Raises:
-            PlayerDropped: the player's attempt has ended.
+        Raise PlayerDropped if the player's attempt has ended.
         """
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
@@ -85,18 +69,16 @@ class Player:
 
 
 Game = Callable[[Sequence[Player], Task, random.Random], Awaitable[Sequence[float]]]
-"""A function that plays one match and returns the score of each player. Its arguments are (players, task, rng).
+"""A function (players, task, rng) that plays one match and returns the score of each player.
 
-The function must draw random numbers only from ``rng``.
-"""
+It must draw random numbers only from ``rng``."""
 
 
 class Match:
-    """One match of a game, with one environment and one episode for each player.
+    """One match of a game. The caller must open and close each of the environments ``players`` once.
 
-    The attribute ``players`` holds the environments. The caller must open and close each environment once. If the game
-    raises an exception, exceeds its time limit (the argument ``seconds``), or does not return one finite score per
-    player, the episodes of all players fail. ``seed`` determines the game's random numbers.
+    If the game raises an exception, takes more than ``seconds``, or does not return one finite score per player, the
+    episodes of all players fail. ``seed`` determines the game's random numbers.
     """
 
     def __init__(self, game: Game, task: Task, seed: int, players: int, seconds: float = GAME_SECONDS) -> None:
@@ -106,7 +88,7 @@ class Match:
     async def play(self) -> tuple[float, ...] | None:
         """Play the match, and return the score of each player, or None if the game failed.
 
-        The episodes of the players must run at the same time, because the game waits for the answers of the players.
+        The episodes of the players must run at the same time.
         """
         returns, over = None, GameOver("it was cancelled")
         try:
@@ -140,10 +122,7 @@ class PlayerEnv:
     start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> PlayerEnv:
-        """Wait for the first question to the player, and return this object, which is also the episode.
-
-        Raises AgentR1Error if the game ends or fails before the first question.
-        """
+        """Wait for the first question to the player. Raise AgentR1Error if the game ends before it."""
         question = await self._next_question()
         if not question:
             raise AgentR1Error(f"the game ended before player {self.player.number} had a turn")
@@ -151,20 +130,15 @@ class PlayerEnv:
         return self
 
     async def step(self, action: Action) -> Transition:
-        """Send the policy's action to the game as the player's answer. Return the next question.
-
-        If the game has ended, the episode ends.
-        """
         self.player.answers.put_nowait(action)
         question = await self._next_question()
         return Transition(question, end=None if question else "terminal")
 
     async def close(self) -> None:
-        """Leave the game. Later calls of :meth:`Player.ask` raise PlayerDropped."""
         self.player.answers.put_nowait(PlayerDropped(f"player {self.player.number} left"))
 
     async def _next_question(self) -> tuple[Message, ...]:
-        """Return the next question as a message; () if the game has ended. Raise AgentR1Error if the game failed."""
+        # () if the game has ended
         question = await self.player.questions.get()
         if isinstance(question, str):
             return (Message.user(question),)

@@ -17,10 +17,7 @@ from agent_r1.core.task import Task
 from agent_r1.envs.games import Observation, add_observation, seeded_tasks, to_transition
 
 CLOSE_SECONDS = 2.0
-"""The time limit for ending a session, in seconds."""
-
-RETRY_SECONDS = 0.1
-"""The time between two attempts to get a session, in seconds."""
+RETRY_SECONDS = 0.1  # between two attempts to get a session
 
 _FULL = "CAPACITY_REACHED"  # the server's error code if all its sessions are in use
 _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
@@ -53,9 +50,6 @@ class OpenEnv:
         sessions: the largest number of concurrent episodes, at most the limit of the server (``max_concurrent_envs``, 1
             by default). Further episodes wait.
         timeout: the time limit of a server response in seconds.
-
-    Raises:
-        InvalidInput: if openenv-core is not installed, or a limit is not positive.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -79,18 +73,13 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
+        """Return tasks of the splits "train" and "test", each with its own seed of the environment.
 
-        Each task has its own seed of the environment. Different values of ``seed`` give different tasks.
         ``instruction``, if given, is the first message of each episode.
         """
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
     async def open(self, task: Task, context: RolloutContext) -> OpenEnvEpisode:
-        """Start a session and return the episode.
-
-        Raises AgentR1Error or an error of the client if the server starts no session.
-        """
         arguments = {"seed": task.data.get("seed", context.seed % 2**31)} | dict(task.data.get("reset", {}))
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
         async with AsyncExitStack() as stack:
@@ -100,10 +89,7 @@ class OpenEnv:
             return OpenEnvEpisode(self, client, start, stack.pop_all())
 
     async def _reset(self, stack: AsyncExitStack, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Connect to the server, reset its environment, and return (client, result of the reset).
-
-        If the server has no free session, try again until the time limit. Closing ``stack`` closes the client.
-        """
+        # If the server has no free session, try again until the time limit. Closing ``stack`` closes the client.
         clock = asyncio.get_running_loop().time
         deadline = clock() + self.timeout
         while True:

@@ -1,10 +1,8 @@
 """Worker processes for Python objects whose methods block: one object per process.
 
-If an object hangs, crashes or changes global state, only its worker process is harmed, and not the program that started
-the worker process. A worker process is not a sandbox: it has all rights of the program.
-
-The package of an object is imported only once, in a server process (:mod:`agent_r1.envs.fork_server`). The
-server process then forks the worker processes.
+If an object hangs, crashes or changes global state, only its worker process is harmed. A worker process is not a
+sandbox: it has all rights of the program. The package of an object is imported only once, in a server process
+(:mod:`agent_r1.envs.fork_server`), which then forks the worker processes.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from agent_r1.envs.fork_server import LENGTH
 from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue, run_with_timeout
 
 START_SECONDS = 60.0
-"""The time limit for importing a package and forking a process, in seconds."""
+"""The time limit for importing a package and forking a process."""
 
 MAX_ANSWER = 16 * 2**20
-"""The maximum size, in bytes, of the result of a call. A worker process that sends a larger result is killed."""
+"""The maximum number of bytes of the result of a call. A process that sends more is killed."""
 
 
 class WorkerProcess:
@@ -48,18 +46,14 @@ class WorkerProcess:
     async def connect(self, connection: socket.socket) -> None:
         self._streams = await asyncio.open_connection(sock=connection)
 
-    async def make(self, name: str, keywords: Mapping[str, Any], timeout: float) -> CallOutcome:
-        """Create an object of the class ``name`` (``module:class``) in the worker process, and return the outcome."""
-        return await self._request({"make": name, "keywords": dict(keywords)}, timeout)
-
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
         """Call a method of the object in the worker process. Return the outcome: a value, a failure or a timeout.
 
         The arguments must be JSON values. If the call exceeds ``timeout`` seconds, the process is killed.
         """
-        return await self._request({"call": method, "arguments": arguments}, timeout)
+        return await self.request({"call": method, "arguments": arguments}, timeout)
 
-    async def _request(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
+    async def request(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:
         if self._streams is None:
             return CallFailure("its process has ended")
         try:
@@ -89,16 +83,10 @@ class WorkerProcess:
 
 
 async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
-    """Start a worker process, create an object in it, and return the process.
+    """Start a worker process, create an object in it within ``timeout`` seconds, and return the process.
 
-    Args:
-        package: the name of a module. The module is imported once, before worker processes are forked.
-        name: the class of the object, as ``module:class``.
-        keywords: the keyword arguments with which the class is called, as JSON values.
-        timeout: the time limit for creating the object, in seconds.
-
-    Raises:
-        AgentR1Error: if the package cannot be imported or the object cannot be created.
+    ``name`` is the class of the object, as ``module:class``, and ``keywords`` are JSON values for its constructor. The
+    module ``package`` is imported once, before worker processes are forked. Raise AgentR1Error if this fails.
     """
     outcome = await run_with_timeout(partial(_fork, package), START_SECONDS)
     if not isinstance(outcome, ReturnValue):
@@ -106,7 +94,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
     process, connection = cast("tuple[WorkerProcess, socket.socket]", outcome.value)
     try:
         await process.connect(connection)
-        unwrap(await process.make(name, keywords, timeout), f"starting {name}")
+        unwrap(await process.request({"make": name, "keywords": dict(keywords)}, timeout), f"starting {name}")
     except BaseException:
         await asyncio.shield(process.kill())
         raise
@@ -114,10 +102,7 @@ async def start_process(package: str, name: str, keywords: Mapping[str, Any], ti
 
 
 def unwrap(outcome: CallOutcome, action: str) -> Any:
-    """Return the value that a call returned. Raise AgentR1Error if the call failed or timed out.
-
-    The argument ``action`` is the beginning of the error message, such as "scoring".
-    """
+    """Return the value that a call returned. Raise AgentR1Error about ``action`` if the call failed or timed out."""
     if isinstance(outcome, ReturnValue):
         return outcome.value
     raise AgentR1Error(f"{action} failed: {_describe(outcome)}")
@@ -141,10 +126,7 @@ async def _exchange(
 
 
 class _ForkServer:
-    """A running server process that has imported a package and forks worker processes.
-
-    Its methods block, and any thread can call them.
-    """
+    """A running server process. Its methods block, and any thread can call them."""
 
     def __init__(self, package: str) -> None:
         self._lock = threading.Lock()
@@ -164,10 +146,6 @@ class _ForkServer:
         child_end.close()
 
     def fork(self) -> tuple[WorkerProcess, socket.socket]:
-        """Fork a worker process. Return (worker process, socket for requests to the worker process).
-
-        The caller must then create an object in the worker process (:meth:`WorkerProcess.make`).
-        """
         our_end, child_end = socket.socketpair()
         with child_end:
             reply = self._request({"fork": True}, child_end)
@@ -213,18 +191,13 @@ class _LoopState:
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(os.cpu_count() or 1))
 
 
-class WorkerPool:
-    """A pool of worker processes. Each process holds an object of the same class.
+class ProcessPool:
+    """A pool of worker processes, each with an object of the class ``name`` (see :func:`start_process`).
 
     If a call times out or its process crashes, the call fails, and a later call starts a new process.
 
-    Args:
-        package: the name of a module. The module is imported once, before the processes are forked.
-        name: the class of the objects, as ``module:class``.
-        seconds: the time limit of each call, and also for creating an object.
-
     Example:
-        pool = WorkerPool("statistics", "statistics:NormalDist", seconds=5)
+        pool = ProcessPool("statistics", "statistics:NormalDist", seconds=5)
         await pool.call("cdf", 0.0)         # ReturnValue(0.5)
     """
 
@@ -233,11 +206,7 @@ class WorkerPool:
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
 
     async def call(self, method: str, *arguments: Any) -> CallOutcome:
-        """Call a method of the object that a free process holds. Return a value, a failure or a timeout.
-
-        ``method`` is the name of the method. The arguments must be JSON values. Waiting for a free process does not
-        count towards the time limit.
-        """
+        """Call a method of the object of a free process. Waiting for it does not count towards the time limit."""
         state = self._states.setdefault(asyncio.get_running_loop(), _LoopState())
         async with state.slots:
             try:

@@ -14,7 +14,7 @@ from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.envs.processes import WorkerPool, unwrap
+from agent_r1.envs.processes import ProcessPool, unwrap
 from agent_r1.rewards.scoring import final_answer
 
 SCORE_SECONDS = 10.0
@@ -35,10 +35,10 @@ def reasoning_gym_tasks(
     instruction: str = _INSTRUCTION,
     run_answers: bool = False,
 ) -> list[Task]:
-    """Return tasks of two splits. ``train`` and ``test`` are the numbers of tasks in the splits "train" and "test".
+    """Return ``train`` and ``test`` tasks of the splits "train" and "test". No question occurs twice.
 
-    No question occurs twice in the result. Calls with neighboring values of ``seed`` return mostly the same questions.
-    For different questions, choose values that are far apart.
+    Calls with neighboring values of ``seed`` return mostly the same questions. For different questions, choose values
+    that are far apart.
 
     Args:
         dataset: the name of the dataset, e.g. ``chain_sum``.
@@ -47,9 +47,7 @@ def reasoning_gym_tasks(
         run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by
             the policy then runs on this machine without a sandbox.
 
-    Raises:
-        InvalidInput: if reasoning-gym is not installed, the dataset does not exist or has too few different questions,
-            or its scorer runs answers and ``run_answers`` is False.
+    Raise InvalidInput if the dataset does not exist, has too few questions, or runs answers without ``run_answers``.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})
@@ -92,8 +90,7 @@ def _create_dataset(name: str, options: dict[str, Any]) -> Any:
 async def reasoning_gym_score(trajectory: Trajectory, task: Task) -> float:
     """Return the dataset's score of the final answer, from 0 to 1; 0.0 if the trajectory has no final answer.
 
-    Raises:
-        AgentR1Error: if the scorer fails or exceeds its time limit. The attempt then has no score.
+    Raise AgentR1Error if the scorer fails or exceeds its time limit.
     """
     answer = final_answer(trajectory)
     if answer is None:
@@ -108,4 +105,4 @@ class DatasetScorer:
         return float(_create_dataset(dataset, options | {"seed": 0, "size": 1}).score_answer(answer, entry))
 
 
-_SCORERS = WorkerPool("reasoning_gym", f"{__name__}:DatasetScorer", SCORE_SECONDS)
+_SCORERS = ProcessPool("reasoning_gym", f"{__name__}:DatasetScorer", SCORE_SECONDS)

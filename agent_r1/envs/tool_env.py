@@ -20,20 +20,13 @@ from agent_r1.tools.function_tool import Resources, Tool, describe_parameters, t
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
-"""A function that returns process rewards, by name, for an action and the results of its calls.
-
-The function is called for every action. The results are () if no call was run.
-"""
+"""A function (action, results of its calls) -> process rewards by name. It is called for every action."""
 
 CallRewards = Callable[[ToolCall, ToolResult], Mapping[str, float]]
-"""A function that returns process rewards, by name, for a call and its result.
-
-The function is called for every call that has a result.
-"""
+"""A function (call, its result) -> process rewards by name. It is called for every call that was run."""
 
 MAX_OUTPUT = 2000
-"""The default maximum number of characters of a tool's output. A longer output is cut before the agent sees the output.
-"""
+"""The default maximum number of characters of a tool's output. A longer output is cut."""
 
 
 class ToolEnv:
@@ -61,9 +54,6 @@ class ToolEnv:
         sandbox: a declaration of how code written by the policy is isolated: the Sandbox in which the tools run the
             code, or ``"none: .."`` with a reason if the code is not isolated. The environment itself isolates nothing.
             Needed only for tools that do not declare a sandbox, such as the tools of a server.
-
-    Raises:
-        InvalidInput: if two tools or two rewards have the same name, or a limit is not positive.
     """
 
     def __init__(
@@ -98,7 +88,7 @@ class ToolEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation under which a tool runs code written by the policy; None if no tool runs such code."""
+        """The weakest isolation under which a tool runs code of the policy; None if no tool runs such code."""
         return weakest_sandbox([self._sandbox, *(tool.sandbox for tool in self.tools_by_name.values())])
 
     async def open(self, task: Task, context: RolloutContext) -> ToolEpisode:
@@ -148,10 +138,6 @@ class ToolEpisode:
 
 
 def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the rewards as floats. Raise AgentR1Error if a reward is not finite.
-
-    The argument ``source`` is the beginning of the error message.
-    """
     numbers = {name: float(value) for name, value in rewards.items()}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not math.isfinite(value)]
     if wrong:
@@ -160,14 +146,11 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
 
 
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
-    """Return the system message, the examples, then the other messages of the task.
-
-    If ``system`` is None, the system message of the task is kept.
-    """
-    given = [message for message in task.messages if message.role == "system"]
-    rest = [message for message in task.messages if message.role != "system"]
+    """Return the system message (by default the task's own), the examples, then the other messages of the task."""
     if not examples and system is None:
         return task.messages
+    given = [message for message in task.messages if message.role == "system"]
+    rest = [message for message in task.messages if message.role != "system"]
     return (*(given if system is None else [Message.system(system)]), *examples, *rest)
 
 
@@ -182,9 +165,6 @@ class NaiveRag:
         system: a system message that replaces the task's system message. None: the task's system message is kept.
         examples: messages after the system message in every prompt.
         max_output: the largest number of characters of the passages, as in the agent's ToolEnv.
-
-    Raises:
-        InvalidInput: if ``query`` is not the only required argument of the tool.
     """
 
     tools: tuple[ToolSpec, ...] = ()
@@ -204,12 +184,7 @@ class NaiveRag:
         self._system, self._examples = system, tuple(examples)
 
     async def open(self, task: Task, context: RolloutContext) -> SingleTurnEpisode:
-        """Retrieve the passages, and return the episode.
-
-        Raises:
-            InvalidInput: if the task has no user message.
-            AgentR1Error: if the retrieval fails.
-        """
+        """Retrieve the passages, and return the episode. Raise AgentR1Error if the retrieval fails."""
         messages = list(opening_messages(task, self._system, self._examples))
         users = [index for index, message in enumerate(messages) if message.role == "user"]
         if not users:

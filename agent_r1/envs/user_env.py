@@ -53,9 +53,6 @@ class UserEnv:
         tools, rewards, system, sandbox: see :class:`~agent_r1.envs.tool_env.ToolEnv`.
         user: the user.
         max_turns: the largest number of actions per episode, including actions that call tools.
-
-    Raises:
-        InvalidInput: in the same cases as ToolEnv.
     """
 
     def __init__(
@@ -75,7 +72,6 @@ class UserEnv:
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest isolation under which a tool runs code written by the policy; None if no tool runs such code."""
         return self._tool_env.sandbox
 
     async def open(self, task: Task, context: RolloutContext) -> UserEpisode:
@@ -133,19 +129,13 @@ class ModelUser:
     messages are assistant messages. The model does not see the agent's reasoning, tool calls and tool results. If the
     model's reply is empty, the model is asked once more. A second empty reply ends the conversation.
 
-    Attributes:
-        persona: returns the system message for a task: who the user is and what the user wants.
-        farewell: a text that ends the conversation if the user's reply contains it.
-        client: the model (:func:`agent_r1.rollout.agent_loop.chat_client` wraps a frozen policy). If None,
-            ``context.models["user"]`` is used.
-
     Example:
         ModelUser(lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE", client)
     """
 
-    persona: Callable[[Task], str]
-    farewell: str
-    client: ModelClient | None = None
+    persona: Callable[[Task], str]  # task -> system message: who the user is and what the user wants
+    farewell: str  # a text that ends the conversation if the user's reply contains it
+    client: ModelClient | None = None  # None: context.models["user"]
 
     async def reply(self, task: Task, messages: Sequence[Message], context: RolloutContext, /) -> Reply:
         client = self.client or context.models.get("user")
@@ -160,7 +150,6 @@ class ModelUser:
 
 
 def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
-    """Yield the texts of the user as assistant messages, and the texts of the agent as user messages."""
     for message in messages:
         if message.role == "user" and message.text:
             yield Message.assistant(message.text)
@@ -169,10 +158,7 @@ def _exchange_roles(messages: Sequence[Message]) -> Iterable[Message]:
 
 
 def _merge_roles(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages, with adjacent messages of one role merged into one message.
-
-    If the first message is an assistant message, the user message OPENING is added before this message.
-    """
+    # Many chat templates reject two messages of one role in a row, and an assistant message at the start.
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:

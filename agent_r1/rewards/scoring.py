@@ -1,4 +1,4 @@
-"""A scorer that runs reward functions. If a function fails, its reward is ``Unscored`` and not 0.0."""
+"""Reward functions, and the scorer that runs them. If a function fails, its reward is ``Unscored`` and not 0.0."""
 
 from __future__ import annotations
 
@@ -59,19 +59,14 @@ def sub_match(trajectory: Trajectory, task: Task) -> float:
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
     """Return the exact match (1 or 0) if the format is right, else a penalty (arXiv:2511.14460, eq. 6).
 
-    The format has two parts: the attempt gives a final answer, and no tool call was invalid. The penalty is -0.5 if one
-    part is wrong, and -1 if both parts are wrong.
+    The penalty is -0.5 if there is no final answer, and -0.5 if a tool call was invalid.
     """
     format_score = (float(final_answer(trajectory) is not None) + float(calls_are_valid(trajectory))) / 2
     return exact_match(trajectory, task) if format_score == 1.0 else format_score - 1.0
 
 
 def final_answer(trajectory: Trajectory) -> str | None:
-    """Return the answer in the text of the last action; None if the last action gives no answer or calls a tool.
-
-    If an agent program returned a text, return the answer in this text instead. If this text has no ``<answer>`` tags,
-    return the whole text.
-    """
+    """Return the answer in :func:`final_text`, or None. Of a text of an agent program, the tags can be left out."""
     text = final_text(trajectory)
     if text is None:
         return None
@@ -80,11 +75,7 @@ def final_answer(trajectory: Trajectory) -> str | None:
 
 
 def final_text(trajectory: Trajectory) -> str | None:
-    """Return the text of the last action; None if there is no action or the last action calls a tool.
-
-    The text has no reasoning if the parser of the model's output separated the reasoning from the text. If an agent
-    program returned an answer, return this answer instead.
-    """
+    """Return the answer of an agent program, or the text of the last action; None if the last action calls a tool."""
     if trajectory.answer is not None:
         return trajectory.answer
     turns = trajectory.env_turns
@@ -94,17 +85,14 @@ def final_text(trajectory: Trajectory) -> str | None:
 
 
 def calls_are_valid(trajectory: Trajectory) -> bool:
-    """Return whether every tool call could be parsed, was a call of a known tool, and had valid arguments.
-
-    If a call of the last turn was not run, only its syntax is checked.
-    """
+    """Return whether every tool call could be parsed, was a call of a known tool, and had valid arguments."""
     turns = trajectory.env_turns
     is_malformed = any(call.error is not None for turn in turns for call in turn.action.message.calls)
     return not is_malformed and all(result.error not in INVALID_CALL_KINDS for turn in turns for result in turn.results)
 
 
 def gold_answers(task: Task) -> Sequence[str]:
-    """Return ``task.data["answers"]``. Raise InvalidInput if this value is not a nonempty list or tuple of strings."""
+    """Return ``task.data["answers"]``. Raise InvalidInput if it is not a nonempty list or tuple of strings."""
     answers = task.data.get("answers")
     if isinstance(answers, list | tuple) and answers and all(isinstance(answer, str) for answer in answers):
         return answers
@@ -118,20 +106,21 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces."""
+    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces.
+
+    This is the normalization of SQuAD's evaluation script (Rajpurkar et al. 2016) and of HotpotQA (Yang et al. 2018).
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the normalized prediction equals a normalized gold answer, else 0.0."""
     return float(normalize(prediction) in map(normalize, answers))
 
 
 def f1_score(prediction: str, answers: Sequence[str]) -> float:
     """Return the highest F1 over words between the prediction and one of the gold ``answers``, in [0, 1].
 
-    As in HotpotQA's script, "yes", "no" and "noanswer" have F1 0 with every other answer. Texts that are equal after
-    normalization have F1 1.0, even if both are empty (as in SQuAD 2.0).
+    Texts that are equal after normalization have F1 1.0, even if both are empty (as in SQuAD 2.0).
 
     Example:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])
@@ -141,6 +130,7 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
     for answer in map(normalize, answers):
         if prediction == answer:
             return 1.0
+        # as in HotpotQA's script, "yes", "no" and "noanswer" have F1 0 with every other answer
         if prediction not in _CLOSED_ANSWERS and answer not in _CLOSED_ANSWERS:
             predicted, gold = prediction.split(), answer.split()
             common = (Counter(predicted) & Counter(gold)).total()
@@ -150,12 +140,11 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
 
 
 def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1.0 if the normalized prediction contains a normalized gold answer, else 0.0. Whole words are compared."""
-    return float(any(_contains(normalize(prediction), normalize(answer)) for answer in answers))
-
-
-def _contains(prediction: str, answer: str) -> bool:
-    return answer == prediction if not answer else f" {answer} " in f" {prediction} "
+    """Return 1.0 if the normalized prediction contains the words of a normalized gold answer, else 0.0."""
+    prediction = normalize(prediction)
+    return float(
+        any(f" {answer} " in f" {prediction} " if answer else not prediction for answer in map(normalize, answers))
+    )
 
 
 ANSWER_REWARDS = (exact_match, f1, sub_match, gated_exact_match)
@@ -163,10 +152,8 @@ ANSWER_REWARDS = (exact_match, f1, sub_match, gated_exact_match)
 
 
 RewardFunction = Callable[[Trajectory, Task], Any]
-"""A sync or async function ``(trajectory, task)`` that returns a reward, or a mapping from names to rewards.
-
-A reward is a number, or a tuple with one number per turn.
-"""
+"""A sync or async function (trajectory, task) -> a reward, or a mapping from names to rewards. A reward is a number, or
+a tuple with one number per turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +161,19 @@ class FunctionScorer:
     """A scorer that applies reward functions to each trajectory.
 
     A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns a value that is not a
-    finite number. If two functions return a reward of the same name, this reward is Unscored. A function that runs code
-    written by the policy must have an attribute ``sandbox`` (:class:`~agent_r1.core.environment.ExecutesCode`).
-
-    The keys of ``functions`` are the names of the rewards. If a function returns a mapping, the keys of this mapping
-    are the names of its rewards.
+    finite number. A function that runs code written by the policy must have an attribute ``sandbox``
+    (:class:`~agent_r1.core.environment.ExecutesCode`).
 
     Example:
         FunctionScorer({"em": exact_match, "f1": f1})
     """
 
-    functions: Mapping[str, RewardFunction]
+    functions: Mapping[str, RewardFunction]  # by the name of the reward, if a function returns no names
     timeout: float = DEFAULT_TIMEOUT
 
     @property
     def sandbox(self) -> str | None:
-        """The weakest of the sandboxes in which reward functions run code that the policy wrote.
-
-        None if no reward function runs such code.
-        """
+        """The weakest sandbox in which a reward runs code of the policy; None if no reward runs such code."""
         functions: Iterable[object] = self.functions.values()
         return weakest_sandbox(
             sandbox_level(function.sandbox) for function in functions if isinstance(function, ExecutesCode)
@@ -225,14 +206,13 @@ class FunctionScorer:
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:
     """Return the functions by their names, such as ``{"exact_match": exact_match}``.
 
-    Raises InvalidInput if two functions have the same name, or if an element is a lambda or no function.
+    Raise InvalidInput if two functions have the same name, or if an element is a lambda or no function.
     """
     by_name: dict[str, RewardFunction] = {}
     for function in functions:
         if not inspect.isroutine(function) or function.__name__ == "<lambda>":
-            raise InvalidInput(
-                "reward", got=repr(function), do="give a function defined with def: its name is the reward's"
-            )
+            do = "give a function defined with def: its name is the reward's"
+            raise InvalidInput("reward", got=repr(function), do=do)
         if function.__name__ in by_name:
             got = f"two functions named {function.__name__!r}"
             raise InvalidInput("rewards", got=got, do="give each its own name")
@@ -263,12 +243,6 @@ class ShuffledScorer:
 
     A policy can learn nothing from shuffled rewards. The mean and the spread of the rewards in a group stay the same. A
     reward with one number per turn first becomes the sum of its numbers.
-
-    If attempt A gets one reward of attempt B, attempt A gets all rewards of attempt B. This includes the rewards from
-    other shuffled scorers.
-
-    Example:
-        ShuffledScorer(FunctionScorer({"em": exact_match}))
     """
 
     scorer: Scorer
@@ -276,13 +250,12 @@ class ShuffledScorer:
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         scores = await self.scorer.score(group, task)
         order = list(range(len(scores)))
-        if group:
+        if group:  # the order depends on the group alone, so several shuffled scorers agree
             random.Random(f"{group[0].attempt.sort_key} {task.id}").shuffle(order)
-        return tuple({name: _total(value) for name, value in scores[index].items()} for index in order)
-
-
-def _total(value: RewardValue | Unscored) -> RewardValue | Unscored:
-    return sum(value) if isinstance(value, tuple) else value
+        return tuple(
+            {name: sum(value) if isinstance(value, tuple) else value for name, value in scores[index].items()}
+            for index in order
+        )
 
 
 def calls(trajectory: Trajectory, task: Task) -> float:

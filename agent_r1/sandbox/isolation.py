@@ -49,28 +49,19 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The isolation of a process. If ``layers`` is empty, the process is not isolated.
+    """The isolation of a process."""
 
-    ``packages`` are folders from which the process can import modules.
-    """
-
-    layers: frozenset[IsolationLayer]
+    layers: frozenset[IsolationLayer]  # empty: the process is not isolated
     limits: Limits
-    packages: tuple[Path, ...] = ()
+    packages: tuple[Path, ...] = ()  # folders from which the process can import modules
 
     @property
     def spare_user(self) -> bool:
-        """Whether each program runs under a user id of its own, which no user of this machine has.
-
-        If the trainer does not run as root, each program runs in a user namespace.
-        """
+        """Whether each program runs under a user id of its own. Without root, it runs in a user namespace instead."""
         return IsolationLayer.USER in self.layers and os.geteuid() == 0
 
     def command(self, control: int, filter_fd: int | None) -> list[str]:
-        """Return the command line that starts the worker, the process that runs programs.
-
-        The descriptor ``control`` is a socket for requests and reports. ``filter_fd`` holds the filter of system calls.
-        """
+        """Return the command that starts the worker, which reads requests from the socket ``control``."""
         worker = [*_python(), str(WORKER), str(control), str(spare_uid()) if self.spare_user else "-", self._rlimits()]
         if not self.layers:
             return worker
@@ -127,9 +118,8 @@ class Confinement:
         yield from ("--remount-ro", "/", "--chdir", "/tmp")
 
     def _host_files(self) -> Iterator[str]:
-        # Yield the bubblewrap options with which programs see the host's file system instead of a private file system.
-        # If :attr:`spare_user` is True, programs cannot read folders that are not readable for every user, such as
-        # ``/root``.
+        # Programs see the host's file system. A spare user cannot read folders such as /root, so what a program needs
+        # of them is mounted.
         yield from ("--dev-bind", "/", "/", "--chdir", "/tmp")
         if self.spare_user:
             private = {
@@ -156,7 +146,7 @@ def _read_only(paths: Sequence[str], top: Path = Path("/")) -> Iterator[str]:
 
 
 def interpreter() -> list[str]:
-    """Return two paths: the running Python binary, and the parent folder of its standard library."""
+    """Return the paths of the running Python binary and of the parent folder of its standard library."""
     standard = Path(os.__file__).resolve().parents[1]
     return [os.path.realpath(sys.executable), str(standard)]
 
@@ -171,18 +161,11 @@ def _bwrap() -> str:
 
 
 def spare_uid() -> int:
-    """Choose a user id that no user of this machine has, and return the id.
-
-    If this user namespace does not contain the chosen id, return 65534.
-    """
+    """Return a user id that no user of this machine has, or 65534 if this user namespace does not contain it."""
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
-    return uid if _is_mapped(uid) else _NOBODY
-
-
-def _is_mapped(uid: int) -> bool:
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    return any(first <= uid < first + count for first, _, count in ranges)
+    return uid if any(first <= uid < first + count for first, _, count in ranges) else _NOBODY
 
 
 try:
@@ -218,11 +201,8 @@ _LOW_HALF = 0xFFFFFFFF  # the kernel reads only the low 32 bits of these argumen
 
 @lru_cache(maxsize=1)
 def filter_program() -> bytes:
-    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. ``pyseccomp`` must
-    be installed.
-
-    The filter kills a process that makes a system call of another CPU architecture.
-    """
+    """Return the filter of system calls, as a BPF program for ``bwrap --seccomp``. It needs ``pyseccomp``."""
+    # The default filter kills a process that makes a system call of another CPU architecture.
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in DENIED:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)

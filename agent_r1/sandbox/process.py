@@ -29,15 +29,10 @@ _serial = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class CgroupVersion:
-    """The names of the files that control a cgroup. They differ between the cgroup versions 1 and 2.
+    """The names of the files that control a cgroup of version 1 or 2."""
 
-    Attributes:
-        limits: the files to which the memory limit is written, in this order. The first file must exist.
-        events: the file that counts the processes killed because of the memory limit.
-    """
-
-    limits: tuple[str, ...]
-    events: str
+    limits: tuple[str, ...]  # the files for the memory limit, in the order of writing; the first must exist
+    events: str  # counts the processes killed because of the memory limit
 
 
 V1 = CgroupVersion(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "memory.oom_control")
@@ -46,20 +41,17 @@ V2 = CgroupVersion(("memory.max",), "memory.events")
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup (control group): a group of processes whose total memory the kernel limits.
-
-    A process joins the cgroup by writing its id to the file ``procs``.
-    """
+    """A cgroup (control group): a group of processes whose total memory the kernel limits."""
 
     path: Path
     version: CgroupVersion
 
     @property
     def procs(self) -> Path:
+        """The file to which a process writes its id to join the cgroup."""
         return self.path / "cgroup.procs"
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel killed a process because of the memory limit."""
         try:
             found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
         except OSError:
@@ -72,10 +64,7 @@ class Cgroup:
             self.path.rmdir()
 
     async def remove(self) -> None:
-        """Remove the cgroup after its processes have ended.
-
-        If processes still run after about a second, leave the cgroup to :func:`clear_stale_cgroups` of a later process.
-        """
+        """Remove the cgroup when its processes have ended. After a second, leave it to :func:`clear_stale_cgroups`."""
         for _ in range(_REMOVE_TRIES):
             try:
                 self.path.rmdir()
@@ -144,17 +133,10 @@ class ExecutionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of one call on one stream (stdout or stderr).
+    """The output of one call on one stream (stdout or stderr)."""
 
-    ``data`` is the output up to the limit. ``dropped`` is the number of bytes after the limit.
-
-    Example:
-        Output(b"caf\\xc3\\xa9\\n").text == "café\\n"
-        Output(b"ab", dropped=10**9)        # the program flooded the stream
-    """
-
-    data: bytes = b""
-    dropped: int = 0
+    data: bytes = b""  # the output up to the limit
+    dropped: int = 0  # the number of bytes after the limit
 
     @property
     def text(self) -> str:
@@ -164,26 +146,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """The result of one call: one execution of code in a sandbox.
+    """The result of one execution of code in a sandbox.
 
     An untrusted program can forge its status and output. To test a function, use :meth:`Sandbox.grade`.
-
-    Attributes:
-        error: "" if the status is OK, a traceback if the program raised an exception, otherwise the reason in one line.
-        seconds: the wall-clock time of the call, without the start of the process.
-        restarted: whether the interpreter was restarted before the call, and lost its variables.
-
-    Example:
-        ExecutionResult(ExecutionStatus.OK, stdout=Output(b"4\\n"), seconds=0.002)
-        ExecutionResult(ExecutionStatus.TIMED_OUT, error="stopped after 10 seconds", seconds=10.0)
     """
 
     status: ExecutionStatus
     stdout: Output = Output()
     stderr: Output = Output()
-    error: str = ""
-    seconds: float = 0.0
-    restarted: bool = False
+    error: str = ""  # a traceback if the program raised an exception, otherwise the reason in one line
+    seconds: float = 0.0  # the wall-clock time, without the start of the process
+    restarted: bool = False  # whether the interpreter was restarted before the call, and lost its variables
 
     @property
     def ok(self) -> bool:
@@ -197,22 +170,13 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of grading a candidate. A candidate is untrusted code whose functions are called by tests.
+    """The result of grading a candidate: untrusted code whose functions are called by tests."""
 
-    Attributes:
-        passed: whether the candidate passed the tests; None if the sandbox or the tests failed.
-        reason: why the candidate did not pass or could not be graded, or "".
-
-    Example:
-        Verdict(passed=False, reason="AssertionError")
-    """
-
-    passed: bool | None
-    reason: str = ""
+    passed: bool | None  # None if the sandbox or the tests failed
+    reason: str = ""  # why the candidate did not pass or could not be graded
 
 
 START_SECONDS = 30.0
-"""The time limit for starting a process, in seconds."""
 
 MAX_STREAM = 64 * 2**20
 """The largest number of bytes that a call may print to stdout, or to stderr. A process that prints more is killed."""
@@ -227,12 +191,10 @@ _STATUSES = {b"o": ExecutionStatus.OK, b"e": ExecutionStatus.RAISED, b"m": Execu
 
 
 class _WorkerGone(Exception):
-    """Raised if the worker has ended, or has sent bytes that are not a valid report."""
+    """The worker has ended, or has sent bytes that are not a valid report."""
 
 
 class _Stream:
-    """The output on stdout or stderr: the first ``limit`` bytes are kept, the rest is dropped."""
-
     def __init__(self, source: int, limit: int) -> None:
         self.source, self._limit = source, limit
         self._head, self.total = bytearray(), 0
@@ -397,8 +359,7 @@ async def run_program(
 ) -> ExecutionResult:
     """Run a whole program in a process of its own, and return the result.
 
-    The new process inherits the socket ``connection`` under the same file descriptor. In the calling process, this
-    function closes ``connection``.
+    The new process inherits the socket ``connection`` under the same file descriptor. It is closed in this process.
     """
     process = await start_process(confinement, stdin, () if connection is None else (connection.fileno(),))
     if connection is not None:
@@ -414,10 +375,7 @@ async def run_program(
 async def start_process(
     confinement: Confinement, stdin: bytes = b"", descriptors: Sequence[int] = ()
 ) -> SandboxProcess | ExecutionResult:
-    """Start a process in the sandbox. If the process cannot be created, return a result with the reason.
-
-    If the new process ends before it is ready, the first :meth:`SandboxProcess.call` returns a result with the reason.
-    """
+    """Start a process in the sandbox. If it cannot be created, return a result with the reason."""
     try:
         return await _spawn(confinement, stdin, descriptors)
     except OSError as error:
@@ -470,14 +428,10 @@ def _memory_file(content: bytes) -> Iterator[int]:
 
 
 MAX_CONCURRENT = 2 * (os.cpu_count() or 1)
-"""The limit on the number of programs that run at the same time in one event loop. Further programs wait."""
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def slot() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that limits the number of programs that run at the same time.
-
-    If ``MAX_CONCURRENT`` programs already run in the event loop, the context manager waits until a program has ended.
-    """
+    """Return a context manager that waits while ``MAX_CONCURRENT`` programs run in the event loop."""
     return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONCURRENT))

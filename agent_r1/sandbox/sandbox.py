@@ -36,9 +36,12 @@ _WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
-    """Run the tests and the candidate's code in two processes, and return the verdict.
+    """Run the tests and the candidate's code in two processes, and return the verdict (see :meth:`Sandbox.grade`).
 
-    The limits in ``confinement`` apply to each process. For the other arguments, see :meth:`Sandbox.grade`.
+    The candidate's process never gets the tests. A candidate passes only if the tests' process ends its output with the
+    nonce, a secret random number. If the tests call a function with a value that cannot be sent unchanged, the
+    candidate is neither passed nor failed. But every result that the tests receive can be sent back unchanged, so the
+    candidate cannot avoid a failure by returning an unusual value.
     """
     nonce = secrets.token_hex(16)
     tests_end, candidate_end = socket.socketpair()
@@ -53,27 +56,22 @@ async def grade(confinement: Confinement, candidate: str, tests: str, calls: Seq
             _, separator, reason = result.stderr.text.rpartition(f"{nonce} ")
             if separator:
                 return Verdict(None, reason)
-            return _failed_verdict(result, await serving)
+            served = await serving
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-
-
-def _failed_verdict(tests: ExecutionResult, candidate: ExecutionResult) -> Verdict:
-    # ``passed`` is None if a process could not start, otherwise False.
-    for result in (candidate, tests):
-        if result.status is ExecutionStatus.NOT_STARTED:
-            return Verdict(None, result.error)
-    failed = tests if candidate.ok else candidate
-    reason = failed.error.strip().splitlines()[-1:] or ["the tests did not reach their end"]
-    return Verdict(False, reason[0])
+    for ended in (served, result):
+        if ended.status is ExecutionStatus.NOT_STARTED:
+            return Verdict(None, ended.error)
+    lines = (result if served.ok else served).error.strip().splitlines()
+    return Verdict(False, lines[-1] if lines else "the tests did not reach their end")
 
 
 class Interpreter:
     """An interpreter that runs pieces of code (cells) in one process. The caller has to close it.
 
-    The process starts with the first cell. A cell fails if it times out or ends the process. Then the next call starts
-    a fresh process without the earlier variables, and ``restarted`` is True in the result of this call.
+    If a cell times out or ends the process, it fails, and the next call starts a fresh process without the earlier
+    variables. Then ``restarted`` is True in the result of this call.
 
     Example:
         interpreter = sandbox.interpreter()
@@ -89,9 +87,7 @@ class Interpreter:
         self._lock = asyncio.Lock()
 
     async def run(self, source: str) -> ExecutionResult:
-        """Run source code as one cell, and print the value of its last expression. Concurrent calls run one after
-        another.
-        """
+        """Run source code as one cell, and print the value of its last expression. Calls run one after another."""
         async with self._lock, slot():
             if self._closed:
                 return ExecutionResult(ExecutionStatus.NOT_STARTED, error="this interpreter was closed")
@@ -107,7 +103,6 @@ class Interpreter:
             return replace(result, restarted=restarted)
 
     async def close(self) -> None:
-        """Kill the interpreter's process and all processes that it started."""
         self._closed = True
         if self._process is not None:
             self._process.kill()  # so that a running call returns immediately
@@ -135,9 +130,8 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
     """Test the isolation layers on this machine, and return the layers that work.
 
-    Raises:
-        InvalidInput: a program or a package is missing, a folder in ``config.packages`` does not exist, or a layer
-            other than the cgroup does not work.
+    Raise InvalidInput if a program, a package or a folder in ``config.packages`` is missing, or if a layer other than
+    the cgroup does not work.
     """
     for folder in config.packages:
         if not folder.is_dir():
@@ -168,10 +162,7 @@ def refusal(got: str, do: str) -> InvalidInput:
 
 
 async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[IsolationLayer]:
-    """Attack every isolation layer from a process that is isolated by ``layers``. Return the broken layers.
-
-    All members of :class:`IsolationLayer` are attacked, also members that are not in ``layers``. A layer is broken if
-    the attack succeeds.
+    """Attack every isolation layer from a process that is isolated by ``layers``. Return the layers that do not hold.
 
     Raise InvalidInput if the probe does not run to its end.
     """
@@ -196,30 +187,21 @@ _unconfined: WeakSet[Sandbox] = WeakSet()
 
 
 def find_unconfined_sandbox() -> str | None:
-    """Return :attr:`Sandbox.isolation` of a sandbox in this process that does not isolate programs.
-
-    If this process has no sandbox without isolation, return None.
-    """
+    """Return the isolation of a sandbox in this process that does not isolate programs, or None."""
     if _unconfined:
         gc.collect()  # removes the sandboxes that nothing refers to any more
     return next((sandbox.isolation for sandbox in _unconfined), None)
 
 
 def sandbox_level(declaration: object) -> str | None:
-    """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``.
-
-    If ``declaration`` is a Sandbox, return :attr:`Sandbox.isolation`. If ``declaration`` is a text, return the text.
-    """
+    """Return the isolation that a tool or an environment declares, such as ``bubblewrap: files network``."""
     if isinstance(declaration, Sandbox):
         return declaration.isolation
     return declaration if isinstance(declaration, str) else None
 
 
 def validate_sandbox(declaration: object) -> str | None:
-    """Return the sandbox that a tool or an environment declares, as text; None if ``declaration`` is None.
-
-    Raise InvalidInput if ``declaration`` is neither a Sandbox, nor text, nor None.
-    """
+    """Return :func:`sandbox_level`. Raise InvalidInput if the declaration is neither a Sandbox, nor text, nor None."""
     level = sandbox_level(declaration)
     if declaration is not None and level is None:
         do = "give a Sandbox, or say in words where code runs: 'none: ..'"
@@ -230,10 +212,8 @@ def validate_sandbox(declaration: object) -> str | None:
 class Sandbox:
     """A sandbox for untrusted Python programs. An error of a program is not raised; it is part of the result.
 
-    The level ``bubblewrap`` isolates programs from the machine. The level ``none`` runs them with the rights of your
-    user. The first sandbox of level ``bubblewrap`` in a process verifies the isolation.
-
-    Raise InvalidInput, with the reason and the remedy, if the level is not available on this machine.
+    The first sandbox of level ``bubblewrap`` in a process verifies the isolation. Raise InvalidInput if the level is
+    not available on this machine.
 
     Example:
         sandbox = Sandbox()
@@ -255,9 +235,7 @@ class Sandbox:
         return f"{self.config.level}: {' '.join(sorted(self._layers)) or 'nothing'}"
 
     async def run(self, source: str, *, stdin: str | bytes = b"", limits: Limits | None = None) -> ExecutionResult:
-        """Run a whole program in a fresh process, and return the result. ``limits`` default to the limits of
-        ``config``.
-        """
+        """Run a whole program in a fresh process, and return the result."""
         data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         async with slot():
             return await run_program(self._confine(limits), source, stdin=data)
@@ -265,7 +243,11 @@ class Sandbox:
     async def grade(
         self, candidate: str, tests: str, *, calls: Sequence[str], setup: str = "", limits: Limits | None = None
     ) -> Verdict:
-        """Test the functions of a candidate, and return the verdict. The candidate cannot see or change the tests."""
+        """Run ``setup`` and ``tests``, which call functions of ``candidate`` by the names in ``calls``.
+
+        The candidate cannot see or change the tests, and cannot forge the verdict. The limits apply to each of the two
+        processes.
+        """
         async with slot():
             return await grade(self._confine(limits), candidate, tests, calls, setup)
 

@@ -238,7 +238,8 @@ class CallBatcher:
             outputs = outcome.value
             if isinstance(outputs, list | tuple) and len(outputs) == len(calls):
                 return [ReturnValue(output) for output in outputs]
-            outcome = CallFailure(f"the batched form did not return a list of {len(calls)} outputs, one for each call")
+            reason = f"the batched form did not return a list with one output for each of {len(calls)} calls"
+            outcome = CallFailure(reason)
         if isinstance(outcome, CallFailure) and len(calls) > 1:  # find the call that made the batch fail
             return [(await self._execute([call], timeout))[0] for call in calls]
         return [outcome] * len(calls)

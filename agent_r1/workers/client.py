@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import httpx
@@ -26,10 +26,8 @@ from agent_r1.workers.protocol import (
     Opened,
     OpenRequest,
     Stepped,
-    StepRequest,
     WorkerDescription,
     decode_transition,
-    encode_attempt,
     encode_step,
     encode_task,
     images_of,
@@ -101,18 +99,12 @@ def _difference(found: WorkerDescription, expected: WorkerDescription) -> str:
 
 
 class WorkerConnection:
-    """The connection to a worker. A failed worker gets no requests.
-
-    Attributes:
-        num_episodes: the number of episodes that use the worker.
-        failure: why the worker failed; None if it is live.
-        checked: the time of the last failure or check, on the clock of the event loop.
-    """
+    """The connection to a worker. A failed worker gets no requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.num_episodes = 0
-        self.failure: str | None = None
+        self.failure: str | None = None  # None: the worker is live
         self.checked = 0.0  # when it failed or was checked last, on the clock of the event loop
         self._requests: set[asyncio.Task[httpx.Response]] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -124,11 +116,21 @@ class WorkerConnection:
             base_url=url, headers=_headers(), timeout=timeout, limits=limits, trust_env=False
         )
 
-    async def post(self, path: str, body: BaseModel) -> Opened | Stepped | ModelQuery:
-        """Send a request, and return the worker's answer.
+    async def converse(
+        self, path: str, request: BaseModel, kind: type[Found], models: Mapping[str, ModelClient]
+    ) -> Found:
+        """Send a request, answer the queries of the environment to ``models``, and return the worker's answer.
 
         Raise RemoteEnvironmentError if the environment raised an error, and WorkerError for any other failure.
         """
+        answer = await self._post(path, request)
+        while isinstance(answer, ModelQuery):
+            answer = await self._post(f"/episodes/{answer.episode}/answer", await _ask(answer, models))
+        if not isinstance(answer, kind):
+            raise WorkerError(f"{self.url} answered {type(answer).__name__} instead of {kind.__name__}")
+        return answer
+
+    async def _post(self, path: str, body: BaseModel) -> Opened | Stepped | ModelQuery:
         response = await self._request("POST", path, json.dumps(body.model_dump(mode="python")).encode())
         if response.status_code == ENVIRONMENT_FAILED:
             raise RemoteEnvironmentError(_error_line(response))
@@ -140,8 +142,8 @@ class WorkerConnection:
             raise WorkerError(f"{self.url} answered something else than an environment worker") from error
 
     async def delete(self, path: str) -> None:
-        """Send a request to close an episode. Do nothing if the worker has failed."""
-        # A worker that still runs closes idle episodes itself.
+        """Close an episode, if the worker has not failed."""
+        # A failed worker that still runs closes idle episodes itself.
         if self.failure is None:
             await self._request("DELETE", path, b"")
 
@@ -276,7 +278,7 @@ class RemoteEnv:
         request = OpenRequest(
             environment=self._name,
             task=encode_task(task),
-            attempt=encode_attempt(context.id),
+            attempt=astuple(context.id),
             seed=context.seed,
             seconds=None if context.deadline is None else context.deadline - asyncio.get_running_loop().time(),
             models=tuple(context.models),
@@ -284,19 +286,16 @@ class RemoteEnv:
         )
         worker = await self.pool.acquire()
         try:
-            opened = await _converse(worker, "/episodes", request, context.models)
+            opened = await worker.converse("/episodes", request, Opened, context.models)
+            start = with_images(decode_messages(opened.start), opened.images)
+            return RemoteEpisode(start, opened.episode, worker, self.pool, context.models)
         except BaseException:
             self.pool.release(worker)
             raise
-        assert isinstance(opened, Opened)
-        start = with_images(decode_messages(opened.start), opened.images)
-        return RemoteEpisode(start, opened.episode, worker, self.pool, context.models)
 
 
 @dataclass(slots=True)
 class RemoteEpisode:
-    """An episode on a worker."""
-
     start: tuple[Message, ...]
     name: str
     worker: WorkerConnection
@@ -304,25 +303,14 @@ class RemoteEpisode:
     models: Mapping[str, ModelClient]
 
     async def step(self, action: Action) -> Transition:
-        answer = await _converse(self.worker, f"/episodes/{self.name}/step", encode_step(action), self.models)
-        assert isinstance(answer, Stepped)
-        return decode_transition(answer)
+        path = f"/episodes/{self.name}/step"
+        return decode_transition(await self.worker.converse(path, encode_step(action), Stepped, self.models))
 
     async def close(self) -> None:
         try:
             await self.worker.delete(f"/episodes/{self.name}")
         finally:
             self.pool.release(self.worker)
-
-
-async def _converse(
-    worker: WorkerConnection, path: str, request: OpenRequest | StepRequest, models: Mapping[str, ModelClient]
-) -> Opened | Stepped:
-    answer = await worker.post(path, request)
-    while isinstance(answer, ModelQuery):
-        reply = await _ask(answer, models)
-        answer = await worker.post(f"/episodes/{answer.episode}/answer", reply)
-    return answer
 
 
 async def _ask(query: ModelQuery, models: Mapping[str, ModelClient]) -> ModelAnswer:

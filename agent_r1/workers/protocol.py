@@ -4,12 +4,12 @@
     POST   /episodes                     OpenRequest -> Opened or ModelQuery
     POST   /episodes/{episode}/step      StepRequest -> Stepped or ModelQuery
     POST   /episodes/{episode}/answer    ModelAnswer -> Opened or Stepped, or another ModelQuery
-    DELETE /episodes/{episode}           Closed
+    DELETE /episodes/{episode}
 
 If an environment queries a model of the run, the worker answers with a ModelQuery. The run then sends a ModelAnswer,
 and the worker continues with the request. Status 422 means that the environment raised an error.
 
-Messages are encoded as in the database of a run (``store.codec``). The files of images are in a separate field.
+Messages are encoded as in the database of a run (``store.rows``). The files of images are in a separate field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from agent_r1.core.environment import Transition
 from agent_r1.core.messages import Action, ContentPart, Image, Message, ToolResult
 from agent_r1.core.task import Task, hash_tasks
-from agent_r1.core.trajectory import AttemptId
 from agent_r1.store.rows import (
     MAX_DEPTH,
     MAX_INTEGER_BITS,
@@ -56,23 +55,17 @@ class WorkerDescription(_Body):
     """A description of the environments of a worker, or of the environments that a run needs.
 
     A run uses a worker only if the two descriptions agree. Hashes that are in only one description are not compared.
-
-    Attributes:
-        fingerprints: hashes by name. "tasks": the hash of the training and validation tasks. "tools": the hash of the
-            tools of all environments. Other names, such as "corpus": the hash of a local file or folder with data.
     """
 
     version: str
     taskset: str
-    fingerprints: dict[str, str]
+    fingerprints: dict[str, str]  # hashes of the "tasks", the "tools", and of local data, such as "corpus"
 
 
 class TaskContent(_Body):
-    """A task with its messages and data, unlike a :class:`TaskReference`. The data is JSON values and tuples."""
-
     id: str
     messages: list[Any]
-    data: Any
+    data: Any  # JSON values and tuples
     split: str
 
 
@@ -85,20 +78,12 @@ class TaskReference(_Body):
 
 
 class OpenRequest(_Body):
-    """A request to open an episode of an environment.
-
-    Attributes:
-        attempt: the fields of the AttemptId.
-        seconds: how long the attempt can take from now on; None for no limit.
-        models: the roles of the models that the environment can query, such as "user" and "judge".
-    """
-
     environment: str
     task: TaskContent | TaskReference
-    attempt: tuple[str, str, int, int, int]
+    attempt: tuple[str, str, int, int, int]  # the fields of the AttemptId
     seed: int
-    seconds: float | None
-    models: tuple[str, ...]
+    seconds: float | None  # how long the attempt can take from now on; None: no limit
+    models: tuple[str, ...]  # the roles of the models that the environment can query
     images: Images
 
 
@@ -125,16 +110,12 @@ class Stepped(_Body):
 
 
 class ModelQuery(_Body):
-    """A query that the environment sends to a model of the run.
-
-    The field ``query`` is the index of the query, and the ModelAnswer has the same index. ``role`` is the role of the
-    model, such as "user".
-    """
+    """A query that the environment sends to a model of the run."""
 
     kind: Literal["query"] = "query"
     episode: str
-    query: int
-    role: str
+    query: int  # the index of the query, also in its ModelAnswer
+    role: str  # of the model, such as "user"
     messages: list[Any]
     images: Images
 
@@ -148,14 +129,6 @@ class ModelAnswer(_Body):
     error: str | None = None
 
 
-class Closed(_Body):
-    """The answer to the request to close an episode."""
-
-
-class ErrorResponse(_Body):
-    error: str
-
-
 def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -> Images:
     parts = [part for message in messages for part in message.parts]
     parts += (part for result in results for part in result.parts)
@@ -163,7 +136,7 @@ def images_of(messages: Iterable[Message], results: Iterable[ToolResult] = ()) -
 
 
 def with_images(messages: Iterable[Message], images: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return the messages with the files of their images. ``images`` has the files in base64, by sha256."""
+    """Return the messages with the files of their images."""
     return tuple(replace(message, parts=_filled(message.parts, images)) for message in messages)
 
 
@@ -174,10 +147,7 @@ def _filled(parts: Sequence[ContentPart], images: Mapping[str, str]) -> tuple[Co
 
 
 def encode_task(task: Task) -> TaskContent | TaskReference:
-    """Return the whole task as JSON values. If the data of the task cannot be sent, return a reference.
-
-    With a reference, the worker finds the task among its own tasks.
-    """
+    """Return the task as JSON values, or a reference to the worker's own task if the data cannot be sent."""
     data = dict(task.data)
     try:
         check_sendable("the data", data)
@@ -189,10 +159,6 @@ def encode_task(task: Task) -> TaskContent | TaskReference:
 def decode_task(content: TaskContent, images: Images) -> Task:
     messages = with_images(decode_messages(content.messages), images)
     return Task(content.id, messages, decode_value(content.data), content.split)
-
-
-def encode_attempt(attempt: AttemptId) -> tuple[str, str, int, int, int]:
-    return attempt.run, attempt.task, attempt.group_id, attempt.sample_index, attempt.retry
 
 
 def encode_step(action: Action) -> StepRequest:
@@ -230,10 +196,9 @@ def decode_transition(answer: Stepped) -> Transition:
 
 
 def check_sendable(what: str, value: object, depth: int = 0) -> None:
-    """Raise TypeError if encoding a value as JSON and decoding it would not give an equal value.
+    """Raise TypeError about ``what`` if encoding and decoding a value would not give an equal value.
 
-    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent. :func:`encode_value` marks
-    tuples, so that :func:`decode_value` returns tuples and not lists. ``what`` is the name of the value in the error.
+    Numbers, texts, None, and lists, tuples and dictionaries of these values can be sent.
     """
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
         raise TypeError(f"{what} has an integer of {value.bit_length()} bits; the limit is {MAX_INTEGER_BITS}")
@@ -253,11 +218,7 @@ TOKEN_VARIABLE = "AGENT_R1_WORKER_TOKEN"
 
 
 class EnvironmentConfig(BaseModel):
-    """The workers that run the environments of a run.
-
-    Example:
-        EnvironmentConfig(workers=("http://10.0.0.5:8200", "http://10.0.0.6:8200"))
-    """
+    """The workers that run the environments of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 

@@ -39,8 +39,6 @@ from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
     MAX_BODY,
     TOKEN_VARIABLE,
-    Closed,
-    ErrorResponse,
     ModelAnswer,
     ModelQuery,
     Opened,
@@ -56,7 +54,8 @@ from agent_r1.workers.protocol import (
     with_images,
 )
 
-Answer = Opened | Stepped
+Result = Opened | Stepped | ModelQuery
+"""The result of opening an episode or of a step, or the environment's next query to a model."""
 
 
 class EnvironmentFailure(AgentR1Error):
@@ -65,52 +64,37 @@ class EnvironmentFailure(AgentR1Error):
 
 @dataclass(slots=True)
 class WorkerSession:
-    """An episode on a worker.
-
-    Attributes:
-        used: when the last request ended, on the clock of the event loop.
-        lock: held while a request uses the episode.
-    """
+    """An episode on a worker."""
 
     name: str
-    used: float
+    used: float  # when the last request ended, on the clock of the event loop
     episode: Episode | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a request uses the episode
     _queries: asyncio.Queue[ModelQuery] = field(default_factory=asyncio.Queue)
     _answers: dict[int, asyncio.Future[Message]] = field(default_factory=dict)
     _num_queries: int = 0
-    _work: asyncio.Task[Answer] | None = None
+    _work: asyncio.Task[Opened | Stepped] | None = None
 
-    def models(self, roles: tuple[str, ...]) -> Mapping[str, ModelClient]:
-        """Return a model for each role. The models forward the environment's queries to the run."""
-        return {role: self._model(role) for role in roles}
-
-    async def open(self, env: Env, task: Task, context: RolloutContext) -> Answer | ModelQuery:
-        """Open the episode. Return its opening messages, or the environment's first query to a model."""
-
-        async def work() -> Answer:
+    async def open(self, env: Env, task: Task, context: RolloutContext) -> Result:
+        async def work() -> Opened | Stepped:
             self.episode = await run_detached(env.open(task, context))
             start = validate_messages(self.episode.start)
             return Opened(episode=self.name, start=encode_messages(start), images=images_of(start))
 
         return await self._start(work)
 
-    async def step(self, action: Action) -> Answer | ModelQuery:
-        """Run a step of the episode. Return the transition, or the environment's first query to a model."""
+    async def step(self, action: Action) -> Result:
         episode = self.episode
         if episode is None or self._work is not None:
             raise EnvironmentFailure("the episode was not opened, or still works on another request")
 
-        async def work() -> Answer:
+        async def work() -> Opened | Stepped:
             return encode_transition(validate_transition(await run_detached(episode.step(action))))
 
         return await self._start(work)
 
-    async def answer(self, answer: ModelAnswer) -> Answer | ModelQuery:
-        """Pass a model's answer to the environment, which then continues the interrupted :meth:`open` or :meth:`step`.
-
-        Return the result of the continued method, or the environment's next query to a model.
-        """
+    async def answer(self, answer: ModelAnswer) -> Result:
+        """Pass a model's answer to the environment, which then continues the interrupted open or step."""
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
             raise EnvironmentFailure(f"no query {answer.query} waits for an answer")
@@ -122,22 +106,22 @@ class WorkerSession:
         return await self._advance()
 
     async def close(self) -> None:
-        """Cancel the work of the environment, and close the episode."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])
         if self.episode is not None:
             await close_quietly(f"closing the episode {self.name}", self.episode.close())
 
-    async def _start(self, work: Callable[[], Awaitable[Answer]]) -> Answer | ModelQuery:
-        async def isolated() -> Answer:
+    async def _start(self, work: Callable[[], Awaitable[Opened | Stepped]]) -> Result:
+        async def isolated() -> Opened | Stepped:
             with isolate(EnvironmentFailure):
                 return await work()
 
         self._work = asyncio.create_task(isolated())
         return await self._advance()
 
-    async def _advance(self) -> Answer | ModelQuery:
+    async def _advance(self) -> Result:
+        # Wait for the end of the work, or for a query that it needs answered first.
         assert self._work is not None
         query = asyncio.ensure_future(self._queries.get())
         try:
@@ -151,19 +135,16 @@ class WorkerSession:
         finally:
             query.cancel()
 
-    def _model(self, role: str) -> ModelClient:
+    def model(self, role: str) -> ModelClient:
+        """Return a model that forwards the environment's queries to the run."""
+
         async def respond(messages: tuple[Message, ...], /) -> Message:
             number = self._num_queries
             self._num_queries += 1
             answer = asyncio.get_running_loop().create_future()
             self._answers[number] = answer
-            query = ModelQuery(
-                episode=self.name,
-                query=number,
-                role=role,
-                messages=encode_messages(messages),
-                images=images_of(messages),
-            )
+            encoded, images = encode_messages(messages), images_of(messages)
+            query = ModelQuery(episode=self.name, query=number, role=role, messages=encoded, images=images)
             self._queries.put_nowait(query)
             return await answer
 
@@ -171,6 +152,7 @@ class WorkerSession:
 
 
 Body = TypeVar("Body", bound=BaseModel)
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 SHORTEST_TOKEN = 8
 BODY_SECONDS = 60.0
@@ -183,15 +165,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker.
+    """Limits of a worker."""
 
-    Attributes:
-        episodes: the maximum number of open episodes.
-        idle_seconds: an episode is closed if it gets no request for more than this number of seconds.
-    """
-
-    episodes: int = 1024
-    idle_seconds: float = 900.0
+    episodes: int = 1024  # open at the same time
+    idle_seconds: float = 900.0  # an episode is closed after this time without a request
 
 
 class _RefusedRequest(AgentR1Error):
@@ -204,16 +181,10 @@ class EnvironmentWorker:
     """A server for episodes of environments. It runs in the event loop of the caller.
 
     Args:
-        envs: the environments by name. A request to open an episode has the name of an environment.
+        envs: the environments by name.
         tasks: returns the tasks of a split, for runs that send only references to tasks.
-        description: describes the environments of this worker. A run uses the worker only if this description agrees
-            with the run's own description.
         token: the token that requests must have. "": requests need no token.
-        host: the address to listen on.
         port: the port to listen on; 0 for any free port.
-
-    Raises:
-        InvalidInput: ``token`` is too short, or ``token`` is "" and ``host`` is not a loopback address.
 
     Example:
         worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
@@ -241,7 +212,6 @@ class EnvironmentWorker:
 
     @property
     def url(self) -> str:
-        """The address of the worker. Raise RuntimeError if the worker was not started."""
         if self._server is None:
             raise RuntimeError("the worker was not started")
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self._server.port}"
@@ -275,11 +245,12 @@ class EnvironmentWorker:
         hosts = (*LOOPBACK_NAMES, self._host) if is_loopback(self._host) else ("*",)
         return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))])
 
-    def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel]]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, handler: Callable[[Request], Awaitable[BaseModel | None]]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             try:
                 self._authenticate(request)
-                return JSONResponse((await handler(request)).model_dump(mode="python"))
+                answer = await handler(request)
+                return JSONResponse({} if answer is None else answer.model_dump(mode="python"))
             except _RefusedRequest as error:
                 return _error(error.status, str(error))
             except EnvironmentFailure as error:
@@ -313,7 +284,8 @@ class EnvironmentWorker:
         now = asyncio.get_running_loop().time()
         session = WorkerSession(secrets.token_hex(16), now)
         deadline = None if given.seconds is None else now + given.seconds
-        context = RolloutContext(AttemptId(*given.attempt), given.seed, deadline, session.models(given.models))
+        models = {role: session.model(role) for role in given.models}
+        context = RolloutContext(AttemptId(*given.attempt), given.seed, deadline, models)
         self._sessions[session.name] = session
         try:
             return await self._work(session, partial(session.open, env, self._task(given), context))
@@ -338,9 +310,8 @@ class EnvironmentWorker:
         session, answer = self._session(request), await _read(ModelAnswer, request)
         return await self._work(session, partial(session.answer, answer))
 
-    async def _close(self, request: Request) -> BaseModel:
+    async def _close(self, request: Request) -> None:
         await self._remove(self._session(request).name)
-        return Closed()
 
     def _session(self, request: Request) -> WorkerSession:
         session = self._sessions.get(request.path_params["episode"])
@@ -348,9 +319,7 @@ class EnvironmentWorker:
             raise _RefusedRequest(404, "no such episode: it was closed, or had no request for too long")
         return session
 
-    async def _work(
-        self, session: WorkerSession, work: Callable[[], Awaitable[Answer | ModelQuery]]
-    ) -> Answer | ModelQuery:
+    async def _work(self, session: WorkerSession, work: Callable[[], Awaitable[Result]]) -> Result:
         async with session.lock:
             try:
                 return await work()
@@ -372,10 +341,7 @@ class EnvironmentWorker:
 
 
 def check_token(host: str, token: str) -> None:
-    """Raise InvalidInput if ``token`` is not valid, or if there is no token ("") and ``host`` is no loopback address.
-
-    A valid token consists of at least ``SHORTEST_TOKEN`` printable ASCII characters.
-    """
+    """Raise InvalidInput if ``token`` is too short, or if there is none ("") and ``host`` is no loopback address."""
     do = f"give at least {SHORTEST_TOKEN} printable ASCII characters in --token or {TOKEN_VARIABLE}"
     if token and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise InvalidInput("token", got=f"{len(token)} characters", do=do)
@@ -391,7 +357,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _error(status: int, line: str) -> Response:
-    return JSONResponse(ErrorResponse(error=line).model_dump(), status)
+    return JSONResponse({"error": line}, status)
 
 
 async def _read(kind: type[Body], request: Request) -> Body:

@@ -23,7 +23,7 @@ MAX_RECURSION = 10_000  # of this module, which makes several calls per level of
 
 
 def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``work(*arguments)``, with a higher recursion limit for deeply nested values."""
+    # The values can be deeply nested.
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, MAX_RECURSION))
     try:
@@ -33,7 +33,7 @@ def run_deep(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Opaque:
-    """A placeholder for an object of the untrusted code. The tests can only pass the placeholder back in a call."""
+    """A placeholder for an object of the untrusted code. The tests can only pass it back in a call."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +45,7 @@ class Opaque:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """Return a value as JSON data. An object with no encoder becomes the index at which ``keep`` stores the object."""
+    """Return a value as JSON data. An object with no encoder becomes the index at which ``keep`` stores it."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) is bool:
@@ -76,7 +76,6 @@ Encoder = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def find_encoder(value: Any) -> Encoder | None:
-    """Return the encoder for the type of a value or for a parent type, or None."""
     if type(value) in (type, type(len)):
         return (lambda value, inner: {"builtin": NAMED[value]}) if value in NAMED else None
     if type(value) in PLAIN:
@@ -88,7 +87,6 @@ def find_encoder(value: Any) -> Encoder | None:
 
 
 def round_trips(value: Any) -> bool:
-    """Return whether encoding and decoding ``value`` gives an equal value of the same type (see ``UNCHANGED``)."""
     kind = type(value)
     if kind is defaultdict:
         return factory_name(value) is not None
@@ -122,14 +120,12 @@ def factory_name(value: Any) -> str | None:
 
 
 def encode_defaultdict(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a defaultdict as JSON data. If its factory is not in ``FACTORIES``, encode it as a plain dict."""
     name, plain = factory_name(value), encode_pairs(value, inner)
     return plain if name is None else {"defaultdict": [name, plain]}
 
 
 def encode_numpy_scalar(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """Return a numpy scalar as an encoded Python number. A ``longdouble`` is rounded to a float."""
-    # item() would return a longdouble unchanged
+    # item() would return a longdouble unchanged; it is rounded to a float
     convert = {"f": float, "c": complex}.get(value.dtype.kind)
     return inner(value.item() if convert is None else convert(value))
 
@@ -138,13 +134,13 @@ FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, l
 
 
 class LazyType:
-    """A type that is given by the name of its module and its own name, so that the module need not be imported."""
+    """A type of a module that need not be imported."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
 
     def resolve(self) -> Any:
-        """Return the type, or () if its module is not imported. ``isinstance(value, ())`` is False for every value."""
+        # ``isinstance(value, ())`` is False for every value.
         return vars(sys.modules[self.module]).get(self.name, ()) if self.module in sys.modules else ()
 
 
@@ -309,7 +305,7 @@ def read_exactly(connection: int, size: int) -> bytes:
 
 
 def serve(connection: int, source: str) -> None:
-    """Run ``source``, the untrusted code. Then call a function of ``source`` for each request of the tests' process."""
+    """Run the untrusted ``source``. Then call a function of it for each request of the tests' process."""
     kept: list[Any] = []
 
     def keep(value: Any) -> int:
@@ -335,10 +331,10 @@ def serve(connection: int, source: str) -> None:
 
 
 def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], nonce: str) -> None:
-    """Run the tests of a candidate (untrusted code). Functions with a name in ``calls`` run in the candidate's process.
+    """Run the tests. Functions with a name in ``calls`` run in the candidate's process.
 
-    If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, stderr ends with ``nonce``
-    and a reason. If the candidate fails, ``nonce`` is not written.
+    If all tests pass, stderr ends with ``nonce``, a secret text. If the tests are faulty, it ends with ``nonce`` and a
+    reason. If the candidate fails, ``nonce`` is not written.
     """
     defined = receive(connection)["defined"]
     missing = [name for name in calls if name not in defined]
@@ -380,10 +376,8 @@ ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 def make_exception(reply: dict[str, Any]) -> Exception:
-    """Return an exception of the type that the candidate raised, or of the nearest builtin parent type.
-
-    SystemExit would end the process of the tests, and StopIteration would end a loop. Both become RuntimeError.
-    """
+    """Return an exception of the type that the candidate raised, or of the nearest builtin parent type."""
+    # SystemExit would end the process of the tests, and StopIteration would end a loop. Both become RuntimeError.
     known = (vars(builtins).get(name) for name in reply["raised"])
     kind = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), BaseException)
     if not issubclass(kind, Exception) or issubclass(kind, ENDS_LOOPS):

@@ -69,10 +69,7 @@ def exceed_memory(targets: Any) -> bool:
 
 
 def exceed_memory_together(targets: Any) -> bool:
-    """Return whether three processes together get more memory than the cgroup allows.
-
-    If the cgroup limits the memory, the kernel kills one of these processes or the calling process.
-    """
+    # If the cgroup limits the memory, the kernel kills one of three processes, or this one.
     ready_read, ready_write = os.pipe()
     exit_read, exit_write = os.pipe()
     for _ in range(3):
@@ -104,11 +101,7 @@ ATTEMPTS: dict[str, tuple[Callable[[Any], bool], ...]] = {
 
 
 def probe(targets: Any) -> None:
-    """Try to break each isolation layer, and print one line per layer.
-
-    The line is the name of the layer, followed by "holds" if all attacks on the layer were blocked, else by "broken".
-    Example: ``network holds``.
-    """
+    """Try to break each isolation layer, and print one line per layer, such as "network holds" or "files broken"."""
     for layer, attempts in ATTEMPTS.items():
         result = "holds"
         for attempt in attempts:

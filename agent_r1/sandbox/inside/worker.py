@@ -17,10 +17,7 @@ MAX_ERROR = 8000  # characters
 
 
 def drop_privileges(uid: str, limits: str) -> None:
-    """Set the resource limits and change the user id. Call this function before the process reads untrusted data.
-
-    ``uid`` is "-" to keep the user id. ``limits`` is a text such as "RLIMIT_AS=536870912,RLIMIT_CORE=0".
-    """
+    """Set the resource limits and change the user id. Call this function before the process reads untrusted data."""
     for limit in filter(None, limits.split(",")):
         name, _, value = limit.partition("=")
         soft, hard = int(value), resource.getrlimit(resource.__dict__[name])[1]
@@ -82,14 +79,7 @@ def format_error(error: BaseException, source: str, name: str) -> str:
 
 
 def execute(kind: bytes, source: str, name: str, names: dict) -> tuple[bytes, str]:
-    """Run source code and return a report (letter, text).
-
-    The letter is ``o`` if the code succeeded, ``m`` if it ran out of memory, and ``e`` if it raised another error. The
-    text is the error, or "".
-
-    ``kind`` is ``c`` for a cell, ``p`` for a whole program. ``name`` is the file name in tracebacks. ``names`` are the
-    global variables.
-    """
+    """Run source code and return a report: its letter, and the error or "". ``names`` are the global variables."""
     try:
         try:
             run_program(source, name, names) if kind == b"p" else run_cell(source, name, names)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent_r1.core.task import Task
 from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Rewards, Trajectory
-from agent_r1.envs.processes import WorkerPool
+from agent_r1.envs.processes import ProcessPool
 from agent_r1.rewards.scoring import calls_are_valid, final_text
 from agent_r1.tasksets.math.problems import stated_answer
 from agent_r1.tools.execution import CallFailure, CallTimeout, ReturnValue
@@ -39,7 +39,7 @@ class AnswerChecker:
     """A checker that compares answers in separate processes. A comparison of more than ``seconds`` is killed."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self._pool = WorkerPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
+        self._pool = ProcessPool(_VERIFIER, f"{_VERIFIER}:Verifier", seconds)
 
     async def check(self, gold: str, said: str, question: str) -> Checked:
         """Compare the agent's answer ``said`` with the right answer ``gold``; ``question`` is the problem's text."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from agent_r1.envs.processes import WorkerPool
+from agent_r1.envs.processes import ProcessPool
 from agent_r1.tools.execution import CallFailure, CallOutcome, CallTimeout, ReturnValue
 
 T = TypeVar("T")
@@ -42,12 +42,12 @@ class Worker:
 
 
 @pytest.fixture
-def made(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], WorkerPool]:
+def made(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], ProcessPool]:
     """Return a pool of workers, with this file as a module that the processes can import."""
     folder = tmp_path_factory.mktemp("pool")
     (folder / "pool_worker.py").write_text(Path(__file__).read_text("utf-8"))
     monkeypatch.syspath_prepend(str(folder))
-    return lambda seconds: WorkerPool("pool_worker", "pool_worker:Worker", seconds)
+    return lambda seconds: ProcessPool("pool_worker", "pool_worker:Worker", seconds)
 
 
 def run(*calls: Awaitable[T]) -> list[T]:
@@ -57,18 +57,18 @@ def run(*calls: Awaitable[T]) -> list[T]:
     return asyncio.run(one_by_one())
 
 
-def test_a_process_and_its_object_are_reused(made: Callable[[float], WorkerPool]) -> None:
+def test_a_process_and_its_object_are_reused(made: Callable[[float], ProcessPool]) -> None:
     pool = made(20)
     assert run(pool.call("count"), pool.call("count")) == [ReturnValue(1), ReturnValue(2)]
 
 
-def test_an_exception_becomes_a_value_and_the_process_is_reused(made: Callable[[float], WorkerPool]) -> None:
+def test_an_exception_becomes_a_value_and_the_process_is_reused(made: Callable[[float], ProcessPool]) -> None:
     pool = made(20)
     first, failed, then = run(pool.call("count"), pool.call("fail"), pool.call("count"))
     assert (first, failed, then) == (ReturnValue(1), CallFailure("ValueError: no such answer"), ReturnValue(2))
 
 
-def test_a_process_that_hangs_or_crashes_is_replaced(made: Callable[[float], WorkerPool]) -> None:
+def test_a_process_that_hangs_or_crashes_is_replaced(made: Callable[[float], ProcessPool]) -> None:
     pool = made(2)
     (mine,) = run(made(20).call("pid"))  # the import is paid before the clock runs
 
@@ -85,7 +85,7 @@ def test_a_process_that_hangs_or_crashes_is_replaced(made: Callable[[float], Wor
     assert isinstance(died, CallFailure) and "ended" in died.reason
 
 
-def test_concurrent_calls_are_limited_to_the_number_of_cores(made: Callable[[float], WorkerPool]) -> None:
+def test_concurrent_calls_are_limited_to_the_number_of_cores(made: Callable[[float], ProcessPool]) -> None:
     pool = made(20)
 
     async def all_at_once() -> list[CallOutcome]:
@@ -95,7 +95,7 @@ def test_concurrent_calls_are_limited_to_the_number_of_cores(made: Callable[[flo
     assert 1 <= len(pids) <= (os.cpu_count() or 1)
 
 
-def test_the_answer_to_a_cancelled_call_is_discarded(made: Callable[[float], WorkerPool]) -> None:
+def test_the_answer_to_a_cancelled_call_is_discarded(made: Callable[[float], ProcessPool]) -> None:
     pool = made(20)
 
     async def cancelled() -> CallOutcome:
@@ -109,6 +109,6 @@ def test_the_answer_to_a_cancelled_call_is_discarded(made: Callable[[float], Wor
     assert isinstance(asyncio.run(cancelled()), ReturnValue)
 
 
-def test_an_object_that_cannot_be_created_becomes_a_value(made: Callable[[float], WorkerPool]) -> None:
-    (missing,) = run(WorkerPool("no_such_module", "no_such_module:X", 5).call("x"))
+def test_an_object_that_cannot_be_created_becomes_a_value(made: Callable[[float], ProcessPool]) -> None:
+    (missing,) = run(ProcessPool("no_such_module", "no_such_module:X", 5).call("x"))
     assert isinstance(missing, CallFailure) and "no_such_module" in missing.reason

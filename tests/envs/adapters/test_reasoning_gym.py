@@ -14,7 +14,7 @@ from agent_r1 import Task, ToolEnv, Trajectory
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.trajectory import Unscored
 from agent_r1.envs import reasoning_gym
-from agent_r1.envs.processes import WorkerPool
+from agent_r1.envs.processes import ProcessPool
 from agent_r1.envs.reasoning_gym import reasoning_gym_score, reasoning_gym_tasks
 from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.training.user_task import make_taskset
@@ -80,7 +80,7 @@ def test_the_tasks_work_with_a_tool_environment() -> None:
 
 def test_a_scorer_that_hangs_is_killed_and_others_continue(answered: Answered, monkeypatch) -> None:
     monkeypatch.setattr(
-        reasoning_gym, "_SCORERS", WorkerPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 4.0)
+        reasoning_gym, "_SCORERS", ProcessPool("reasoning_gym", f"{reasoning_gym.__name__}:DatasetScorer", 4.0)
     )
     hanging = reasoning_gym_tasks("countdown", 1, run_answers=True)[0]
     fine = reasoning_gym_tasks("gcd", 1)[0]
