@@ -125,7 +125,6 @@ class SamplingParams:
 
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0  # the probability mass of nucleus sampling
-    top_k: int = 0  # sample only from the k most probable tokens; 0: no limit
     max_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0  # determines the random numbers, independently of the rest of the batch

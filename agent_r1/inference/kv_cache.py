@@ -5,7 +5,7 @@ one tensor of values. A decode step runs on whole blocks, so all shapes are fixe
 have the same bits whether the sequence is computed alone or in a batch.
 
 A slot has contiguous addresses. On a CPU, a slot takes memory only for tokens that were written
-(``inference.lazy_memory``). vAttention does the same on GPUs (arXiv 2405.04437).
+(:func:`lazy_zeros`). vAttention does the same on GPUs (arXiv 2405.04437).
 
 Shapes: R rows of a block, K key-value heads, H attention heads, G = H / K, T new tokens, D head size, L visible tokens
 (the columns of keys and values over which the attention is computed).

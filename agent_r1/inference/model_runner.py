@@ -210,8 +210,7 @@ class PrefillChunk:
     Attributes:
         slot: the place of the sequence in the KV cache.
         before: all tokens before this part, which are already in the slot.
-        token_ids: the tokens of this part. A negative number stands for a feature of an image
-            (``inference.image_cache``).
+        token_ids: the tokens of this part. A negative number stands for a feature of an image (:class:`ImageCache`).
     """
 
     slot: CacheSlot

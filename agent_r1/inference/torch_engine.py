@@ -37,7 +37,7 @@ from agent_r1.core.inference import (
 from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread, settle
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.kv_cache import CachePages, CacheSlot, cache_size, pages_for
+from agent_r1.inference.kv_cache import CachePages, CacheSize, CacheSlot, cache_size, pages_for
 from agent_r1.inference.model_runner import ImageCache, ModelRunner, PrefillChunk, PrefixCopy, probe_kv_bytes_per_token
 from agent_r1.inference.native_decode import choose_native
 from agent_r1.model.adapter import load_trained_weights, trained_weights
@@ -49,16 +49,19 @@ from agent_r1.model.weights import DTYPES, cast_parameters, weights_checksum
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
-    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, including the tokens that top-p or
-    top-k exclude. At temperature 0, the most probable token is chosen, with its log-probability at temperature 1.
+    Log-probabilities are log-softmax(logits / temperature) over the full vocabulary, including the tokens that top-p
+    excludes. At temperature 0, the most probable token is chosen, with its log-probability at temperature 1.
     ``uniform`` holds a random number in [0, 1) for each row, which selects the token.
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in params], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
-    probabilities = logprobs.double().exp()  # (N, V), 0 for tokens that top-k or top-p exclude
+    probabilities = logprobs.double().exp()  # (N, V)
     for index, row in enumerate(params):
-        if row.top_k or row.top_p < 1:
-            probabilities[index] *= _allowed(probabilities[index], row)
+        if row.top_p < 1:
+            order = probabilities[index].argsort(descending=True, stable=True)  # (V,)
+            ranked = probabilities[index, order]
+            keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p
+            probabilities[index, order[~keep]] = 0
     # The first token at which the cumulative probability exceeds uniform * total; total < 1 if tokens are excluded.
     cumulative = probabilities.cumsum(dim=-1)  # (N, V)
     target = torch.tensor(uniform, dtype=torch.float64, device=logits.device) * cumulative[:, -1]  # (N,)
@@ -66,15 +69,6 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
     greedy = torch.tensor([row.temperature == 0 for row in params], device=logits.device)
     tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
-
-
-def _allowed(probabilities: Tensor, row: SamplingParams) -> Tensor:
-    order = probabilities.argsort(descending=True, stable=True)
-    ranked = probabilities[order]
-    keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p
-    if row.top_k:
-        keep[row.top_k :] = False
-    return torch.zeros_like(keep).scatter(0, order, keep)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +155,7 @@ class Scheduler:
     until the session is released. So each turn of an episode usually computes only its new tokens. Equal prompts are
     computed once and copied, for example for several attempts at a task.
 
-    All slots share the memory, which has room for ``pages`` pages. If a running request needs a page and no page is
+    All slots share the memory of ``size.pages`` pages. If a running request needs a page and no page is
     free, slots are emptied. An emptied slot loses its tokens and pages. A session keeps its emptied slot. Slots are
     emptied in this order:
 
@@ -172,26 +166,15 @@ class Scheduler:
     The tokens of an emptied slot are prefilled again when a request needs them.
 
     Args:
-        rows: the number of slots in a block. A block is a part of the KV cache (see ``inference.kv_cache``).
-        max_blocks: the maximum number of blocks. A request waits if no slot is free.
-        pages: the number of pages that fit in memory. The longest sequence must fit.
-        session_pages: the number of pages that a new session takes.
+        size: the size of the KV cache. A request waits if no slot is free. The longest sequence must fit.
         add_block: allocates a block of the KV cache, and returns the index of the block.
         prefix_multiple: the length of a shared prefix is a multiple of this number. If this number is the length of a
             prefill chunk, sharing changes no bits of the results.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        max_blocks: int,
-        pages: int,
-        session_pages: int,
-        add_block: Callable[[], int],
-        prefix_multiple: int,
-    ) -> None:
-        self._rows, self._max_blocks, self._add_block = rows, max_blocks, add_block
-        self._pages, self._session_pages = CachePages(pages), session_pages
+    def __init__(self, size: CacheSize, add_block: Callable[[], int], prefix_multiple: int) -> None:
+        self._size, self._add_block = size, add_block
+        self._pages = CachePages(size.pages)
         self._emptied: list[CacheSlot] = []
         self._prefix_multiple = prefix_multiple
         self._num_blocks = 0
@@ -206,7 +189,7 @@ class Scheduler:
     @property
     def max_sessions(self) -> int:
         """The largest number of sessions that can be in the KV cache at the same time."""
-        return self._rows * self._max_blocks
+        return self._size.rows * self._size.blocks
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -257,11 +240,11 @@ class Scheduler:
     def _start(self, request: Request) -> bool:
         session = self._sessions.get(request.session_id)
         if session is None and not self._free:  # each slot belongs to a session
-            if self._num_blocks >= self._max_blocks:
+            if self._num_blocks >= self._size.blocks:
                 return False
             self._num_blocks += 1
             block = self._add_block()
-            self._free.extend(CacheSlot(block, row) for row in range(self._rows))
+            self._free.extend(CacheSlot(block, row) for row in range(self._size.rows))
         slot = self._free[0] if session is None else session.slot  # the slot without a session for the longest time
         if session is None and self._pages.held[slot] - self._pages_of(request) > self._pages.free:
             self._empty(slot)  # an earlier sequence was longer; otherwise its pages stay, because new pages take time
@@ -297,7 +280,7 @@ class Scheduler:
         return self._pages.take(slot, self._pages_of(request))
 
     def _pages_of(self, request: Request) -> int:
-        return max(pages_for(len(request.prompt) + len(request.token_ids)), self._session_pages)
+        return max(pages_for(len(request.prompt) + len(request.token_ids)), self._size.session_pages)
 
     def _empty(self, slot: CacheSlot) -> None:
         self._pages.drop(slot)
@@ -437,10 +420,7 @@ class TorchEngine:
         self.decode_step = "torch" if native is None else str(native)
         size = cache_size(config, context, bytes_per_token, model.device, is_native=native is not None)
         self._runner = ModelRunner(model, size.rows, self._images, native, size.capacity)
-        self._scheduler = Scheduler(
-            *(size.rows, size.blocks, size.pages, size.session_pages),
-            *(self._runner.add_block, self._runner.prefill_shape.chunk),
-        )
+        self._scheduler = Scheduler(size, self._runner.add_block, self._runner.prefill_shape.chunk)
         self._updates: list[tuple[WeightUpdate, asyncio.Future[PolicyVersion]]] = []
         self._worker = WorkerThread("engine", lambda: EngineError("the engine's thread has ended"))
         self._driver: asyncio.Task[None] | None = None

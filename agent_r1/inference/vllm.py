@@ -1,7 +1,7 @@
 """A client of one vLLM server.
 
 The client sends token ids, and receives token ids with log-probabilities. Weights go to the server through folders. The
-server must be vLLM 0.32 or newer, with the options in ``inference/vllm_options.py``.
+server must be vLLM 0.32 or newer, with ``SERVER_OPTIONS``.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class VllmEngine:
     async def request(self, prompt: Prompt, params: SamplingParams) -> Piece:
         if prompt.media:  # vLLM's API takes images only in an internal format, not as files
             raise EngineError("a vLLM server reads no images here; sample images with --engine.backend embedded")
-        if params.top_p != 1.0 or params.top_k != 0:
-            raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1 and top_k 0")
+        if params.top_p != 1.0:
+            raise EngineError("vLLM's log-probabilities are of the truncated distribution: give top_p 1")
         condition = params.stop_condition
         sampling: dict[str, Any] = {
             "temperature": params.temperature,

@@ -18,7 +18,7 @@ from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
-from agent_r1.inference.observing_engines import EngineMeter, MeteredEngine
+from agent_r1.inference.engine_meter import EngineMeter, MeteredEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.reward_models.judge import Judge, load_judge

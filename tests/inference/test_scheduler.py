@@ -10,7 +10,7 @@ from types import MappingProxyType
 from hypothesis import given, settings, strategies as st
 
 from agent_r1.core.inference import SamplingParams
-from agent_r1.inference.kv_cache import CacheSlot, pages_for
+from agent_r1.inference.kv_cache import CacheSize, CacheSlot, pages_for
 from agent_r1.inference.torch_engine import PrefillPlan, Request, Scheduler
 
 MULTIPLE = 4
@@ -20,7 +20,7 @@ Held = dict[CacheSlot, tuple[int, ...]]
 def plan_of(prompts: list[tuple[int, ...]]) -> tuple[PrefillPlan, dict[CacheSlot, tuple[int, ...]]]:
     """Return the plan for new sessions with these prompts, and the tokens that each slot must hold after it."""
     loop = asyncio.new_event_loop()
-    scheduler = Scheduler(16, 1, pages=100, session_pages=1, add_block=lambda: 0, prefix_multiple=MULTIPLE)
+    scheduler = Scheduler(CacheSize(16, 1, 100, 1, 0), lambda: 0, MULTIPLE)
     requests = [
         Request(prompt, SamplingParams(), str(number), loop.create_future(), random.Random(0))
         for number, prompt in enumerate(prompts)
@@ -73,7 +73,7 @@ class Simulation:
 
     def __init__(self, rows: int, pages: int) -> None:
         self.loop = asyncio.new_event_loop()
-        self.scheduler = Scheduler(rows, 2, pages, 1, self._add_block, MULTIPLE)
+        self.scheduler = Scheduler(CacheSize(rows, 2, pages, 1, 0), self._add_block, MULTIPLE)
         self.pages, self.num_blocks = pages, 0
         self.held: Held = {}
         self.most_running = 0

@@ -1,4 +1,4 @@
-"""Engines that forward calls to another engine: one counts the work, one measures the time."""
+"""Counters of the work of an engine: requests, tokens, and busy time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,6 @@ from agent_r1.core.inference import (
     SamplingParams,
     WeightUpdate,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardingEngine:
-    """Base class of engines that forward all calls except ``generate`` to ``engine``."""
-
-    engine: InferenceEngine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.engine.capabilities
-
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        return await self.engine.update_weights(update)
-
-    async def release(self, session_id: str) -> None:
-        await self.engine.release(session_id)
-
-    async def close(self) -> None:
-        await self.engine.close()
 
 
 class EngineMeter:
@@ -103,9 +83,10 @@ class EngineMeter:
 
 
 @dataclass(frozen=True, slots=True)
-class MeteredEngine(ForwardingEngine):
+class MeteredEngine:
     """An engine that counts the generations of ``engine`` with ``meter``."""
 
+    engine: InferenceEngine
     meter: EngineMeter
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
@@ -113,3 +94,16 @@ class MeteredEngine(ForwardingEngine):
             completion = await self.engine.generate(prompt, params, session_id=session_id)
         self.meter.count(prompt, completion)
         return completion
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
+        return await self.engine.update_weights(update)
+
+    async def release(self, session_id: str) -> None:
+        await self.engine.release(session_id)
+
+    async def close(self) -> None:
+        await self.engine.close()
