@@ -10,10 +10,6 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.core.messages import ToolSpec
 
 TEMPLATES = SHARED / "chat_templates"
-MODELS = (
-    *("deepseekv3", "gemma3", "glm4moe", "gptoss", "llama3_1", "llama3_2", "qwen2_5", "qwen2_5_vl", "qwen3"),
-    *("qwen3_5_think", "qwen3_instruct_2507"),
-)
 SPECIAL = r"<\|[^|>]+\|>|<\uff5c[^>]+\uff5c>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>"
 
 SEARCH = ToolSpec(

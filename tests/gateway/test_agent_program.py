@@ -211,6 +211,24 @@ def test_an_agent_that_blocks_the_event_loop_of_all_agents_does_not_block_later_
         may_end.set()
 
 
+async def loop_of_the_program(base_url, key, task):
+    asyncio.get_running_loop().create_task(asyncio.sleep(1000))  # a task that the program abandons
+    return asyncio.get_running_loop()
+
+
+def test_the_event_loop_of_agents_is_closed_with_their_threads():
+    async def call_and_close():
+        threads = agent_threads.AgentThreads()
+        loop = await threads.call(loop_of_the_program, "http://127.0.0.1:1/v1", "key", Task("a", "Who?"))
+        assert loop.is_running()
+        threads.close()
+        async with asyncio.timeout(300):
+            while not loop.is_closed():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(call_and_close())
+
+
 def test_an_async_agent_that_blocks_its_event_loop_is_served(episodes):
     async def run(base_url, api_key, task):
         return ask(base_url, api_key)  # a synchronous client
@@ -373,7 +391,7 @@ def exact(trajectory):
 
 def test_the_agent_loop_over_http_samples_the_same_tokens():
     taskset, renderer = build("tinywiki", None, None, 0, None), open_renderer(load_tokenizer("tiny-base"))
-    tasks = taskset.tasks("train")[:8]
+    tasks = taskset.tasks("train")[:4]
 
     async def play(over_http):
         engine = TorchEngine(load_model("tiny-base", torch.float32), 512)
@@ -397,4 +415,4 @@ def test_the_agent_loop_over_http_samples_the_same_tokens():
         assert exact(one)[:turns] == exact(other) and one.start == other.start
         assert [turn.observation for turn in one.turns] == [turn.observation for turn in other.turns]
         assert one.messages == other.messages
-    assert valid >= 4 and any(len(trajectory.turns) > 1 for trajectory in by_http)
+    assert valid >= 2 and any(len(trajectory.turns) > 1 for trajectory in by_http)

@@ -85,10 +85,8 @@ def test_the_other_dialects_read_images_too(seeing):
 
 REFUSED = {
     "https://example.org/a.png": "addresses are not fetched",
-    "data:image/svg+xml;base64," + encoded(b"<svg/>"): "SVG",
+    "data:image/svg+xml;base64," + encoded(b"<svg/>"): "cannot identify",
     "data:image/jpeg;base64," + encoded(png("red")): "image/png declared as image/jpeg",
-    data_url(png("red") + b"<html>"): "6 bytes after its end",
-    data_url(png("red")[:-9]): "damaged",
 }
 
 

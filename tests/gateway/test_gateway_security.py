@@ -267,13 +267,6 @@ def test_a_request_that_waits_for_others_ends_with_its_episode(visit):
     visit(test)
 
 
-def test_idle_connections_are_kept_longer_than_clients_keep_them(visit):
-    async def test(site):
-        assert site.gateway._server._uvicorn.config.timeout_keep_alive > 60
-
-    visit(test)
-
-
 def test_connections_without_a_request_are_closed(visit, monkeypatch):
     monkeypatch.setattr("agent_r1.web.HEADER_SECONDS", 0.05)
 

@@ -25,7 +25,7 @@ PIECES = (
 @pytest.mark.parametrize("thoughts", [0, 1])
 def test_the_scan_finds_the_end_that_the_parser_finds(opened, thoughts):
     rng, tags = random.Random(3), Tags(TagsConfig())
-    for _ in range(3000):
+    for _ in range(600):
         check = tags.completion_check(TOOLS, is_opened=opened, thoughts=thoughts)
         text = "<think>" if opened and thoughts == 0 else ""
         check(text)
@@ -52,7 +52,7 @@ def test_decoding_grows_with_the_length_of_the_action(piece, start, monkeypatch)
                 break
         return sum(decoded)
 
-    assert work(200) <= 2.5 * work(100) + 1000
+    assert work(60) <= 2.5 * work(30) + 1000
 
 
 class CountedPattern:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from chat_templates import MODELS, real_tokenizer
+from chat_templates import real_tokenizer
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.messages import Message, ToolSpec
@@ -40,7 +40,7 @@ def assert_no_token_enters(renderer):
         assert control_tokens(renderer, tool_with(token)) == expected, token
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "llama3_1", "gptoss", "deepseekv3"])
 @pytest.mark.parametrize("tool_format", ["auto", "tags"])
 def test_no_template_of_a_model_takes_control_tokens_from_a_tool(name, tool_format):
     assert_no_token_enters(open_renderer(real_tokenizer(name), tool_format))
