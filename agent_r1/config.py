@@ -11,7 +11,6 @@ import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
@@ -27,18 +26,6 @@ COMMAND_LINE = "command line"
 LARGEST_INTEGER, LARGEST_NUMBER = 2**32 - 1, 1e9
 """The largest integer and the largest float that a setting can have. Some libraries overflow at larger numbers."""
 
-RENAMED: Mapping[str, str] = {
-    "task": "taskset",
-    "row": "algorithm",
-    "view": "context_policy",
-    "learner": "trainer",
-    "doctor": "monitor",
-}
-"""The names of settings in the first version of this package, each with its present name."""
-
-MAX_FILE, MAX_DEPTH = 1_000_000, 20
-"""The maximum size of a TOML file in bytes, and the maximum depth of its tables and lists."""
-
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -51,6 +38,9 @@ class NestedByName:
 
 
 NESTED_BY_NAME: Final = NestedByName()
+
+BUILD: Final = "build"
+"""The key in the context of validators under which they find the argument ``build`` of :func:`resolve`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +56,26 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
+def resolve(
+    cls: type[Config], layers: Sequence[Layer], ignore: type[BaseModel] | None = None, *, build: bool = True
+) -> Config:
     """Return a configuration of the class ``cls``, made from layers. A value in an earlier layer has priority.
 
-    Values are validated strictly: text is not accepted as a number. Raise InvalidInput for the first problem: a key is
-    unknown, or a value is missing, has a wrong type or is out of range.
+    Values are validated strictly: text is not accepted as a number.
+
+    Args:
+        ignore: a second class. A setting that this class has and ``cls`` lacks is ignored, so that an evaluation can
+            use the configuration file of a training.
+        build: whether components that are chosen by name, such as the algorithm, are built, which imports torch. If
+            false, they stay unchecked names and tables. The other settings can so be checked in a moment.
+
+    Raise InvalidInput for the first problem: a key is unknown, or a value is missing, has a wrong type or is out of
+    range.
     """
-    settings, sources = _merge(cls, layers)
+    settings, sources = _merge(cls, layers, ignore)
+    nested = to_json(_nest(cls, settings), inf_nan_mode="constants")
     try:
-        return cls.model_validate_json(to_json(_nest(cls, settings), inf_nan_mode="constants"), strict=True)
+        return cls.model_validate_json(nested, strict=True, context={BUILD: build})
     except ValidationError as error:
         raise _explain(cls, error, sources) from None
     except InvalidInput as error:  # raised by the validator of a setting that is chosen by name
@@ -82,52 +83,21 @@ def resolve(cls: type[Config], layers: Sequence[Layer]) -> Config:
         raise InvalidInput(f"{error.what} ({source})" if source else error.what, got=error.got, do=error.do) from None
 
 
-def settings_of(cls: type[BaseModel], layers: Sequence[Layer]) -> dict[str, Any]:
+def settings_of(cls: type[BaseModel], layers: Sequence[Layer], ignore: type[BaseModel] | None = None) -> dict[str, Any]:
     """Return the merged settings of the layers by dotted key, such as ``{"trainer.learning_rate": 1e-3}``."""
-    return _merge(cls, layers)[0]
-
-
-def restrict(layer: Layer, cls: type[BaseModel], whole: type[BaseModel]) -> Layer:
-    """Return a layer with only the settings of ``layer`` that the class ``cls`` has.
-
-    ``layer`` can also have settings of a second class, ``whole``. A setting that ``whole`` has and ``cls`` lacks is
-    left out. Raise InvalidInput for a key that neither class has.
-    """
-    settings = dict(_flatten(whole, layer.values))
-    for key in settings:
-        if not has_setting(whole, key) and not has_setting(cls, key):
-            raise unknown_setting(key, layer.source, [*setting_keys(cls), *setting_keys(whole)])
-    return Layer(layer.source, {key: value for key, value in settings.items() if has_setting(cls, key)})
+    return _merge(cls, layers, ignore)[0]
 
 
 def read_toml(path: Path) -> Layer:
-    """Return the settings of a TOML file as a layer.
-
-    Raise InvalidInput if the file cannot be read or parsed, or exceeds ``MAX_FILE`` or ``MAX_DEPTH``.
-    """
+    """Return the settings of a TOML file as a layer. Raise InvalidInput if the file cannot be read or parsed."""
     try:
         with open_regular(path) as file:
-            text = file.read(MAX_FILE + 1)
-        if len(text) > MAX_FILE:
-            raise ValueError(f"more than {MAX_FILE} bytes")
-        values = tomllib.loads(text.decode())
-        if _is_too_deep(values):
-            raise RecursionError
-        return Layer(str(path), values)
+            return Layer(str(path), tomllib.load(file))
     except OSError as error:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, ..
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInput("configuration file", got=f"{path}: {reason}", do="fix its TOML") from None
-
-
-def _is_too_deep(values: Mapping[str, Any]) -> bool:
-    level: list[Any] = [values]
-    for _ in range(MAX_DEPTH):
-        inner = chain.from_iterable(one.values() if isinstance(one, Mapping) else one for one in level)
-        level = [one for one in inner if isinstance(one, Mapping | list)]
-    return bool(level)
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, tables within tables without end
+        raise InvalidInput("configuration file", got=f"{path}: {error}", do="fix its TOML") from None
 
 
 def from_text(cls: type[BaseModel], texts: Mapping[str, str], source: str = COMMAND_LINE) -> Layer:
@@ -198,29 +168,29 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
     ``source`` is where the key was given, such as "command line".
     """
     known = list(known)
-    table, _, _ = key.partition(".")
-    if table in RENAMED and any(name.partition(".")[0] == RENAMED[table] for name in known):
-        do = f"{table} is now {RENAMED[table]}: CHANGELOG.md lists the new name of every setting (Renamed)"
-    elif below := [name for name in known if name.startswith(f"{key}.")]:
+    if below := [name for name in known if name.startswith(f"{key}.")]:
         do = f"it is a table: give its settings, such as {below[0]}"
     else:
         do = suggest(key, known) or "leave it out: no setting has a similar name"
     return InvalidInput(f"unknown setting ({source})", got=repr(key), do=do)
 
 
-def _merge(cls: type[BaseModel], layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+def _merge(
+    cls: type[BaseModel], layers: Sequence[Layer], ignore: type[BaseModel] | None
+) -> tuple[dict[str, Any], dict[str, str]]:
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in reversed(layers):
-        for key, value in _flatten(cls, layer.values):
-            _check(cls, key, value, layer.source)
-            settings[key], sources[key] = value, layer.source
+        for key, value in _flatten(ignore or cls, layer.values):
+            if has_setting(cls, key):
+                _check(key, value, layer.source)
+                settings[key], sources[key] = value, layer.source
+            elif ignore is None or not has_setting(ignore, key):
+                raise unknown_setting(key, layer.source, setting_keys(cls) + setting_keys(ignore or cls))
     return settings, sources
 
 
-def _check(cls: type[BaseModel], key: str, value: Any, source: str) -> None:
-    if not has_setting(cls, key):
-        raise unknown_setting(key, source, setting_keys(cls))
+def _check(key: str, value: Any, source: str) -> None:
     largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
     if isinstance(value, int | float) and largest < abs(value) != math.inf:  # the settings class refuses infinity
         raise InvalidInput(f"{key} ({source})", got=value, do=f"give at most {largest:.10g}")

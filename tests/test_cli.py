@@ -121,12 +121,11 @@ BAD_INPUT: dict[str, str] = {
     "train tinywiki": "FILE.py: got tinywiki, which is not a file; give --taskset tinywiki, or a Python file",
     "train --device tpu": "got 'tpu'; give another: Device of the model: auto (a GPU if there is one), cpu",
     "train --config table.toml": "unknown setting (table.toml): got 'trainer'; it is a table: give its settings",
-    "train --config former.toml": "got 'view.rule'; view is now context_policy: CHANGELOG.md lists the new name",
     "train --config value.toml": "algorithm.epochs (value.toml): got -1; give another: Input should be greater",
     "check tinywki": "taskset: got 'tinywki'; did you mean 'tinywiki'?",
     "check agent.py": "solutions of agent: got none; add some",
     "check agent.py --corpus x.jsonl": "--corpus: got it and agent.py; leave one out",
-    "check tinywiki --n -1": "n (command line): got -1",
+    "check tinywiki --n -1": "Invalid value for '--n': -1 is not in the range x>=0; see agent-r1 check --help",
     "play": "Missing argument 'TASKSET'",
     "play tinywiki --number 400": "--number: got 400; give one below 400",
     "play tinywiki --split style-z": "tinywiki split: got style-z",
@@ -139,7 +138,6 @@ BAD_INPUT: dict[str, str] = {
 def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, here: Path) -> None:
     (here / "typo.toml").write_text("stpes = 3")
     (here / "table.toml").write_text("trainer = 3")
-    (here / "former.toml").write_text("[view]\nrule = 'window'")
     (here / "value.toml").write_text("[algorithm]\nepochs = -1")
     (here / "empty").mkdir()
     (here / "syntax.py").write_text("x = 1\ny = = 2")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent_r1.config import NESTED_BY_NAME, Layer, from_text, read_toml, resolve, restrict, setting_keys
+from agent_r1.config import NESTED_BY_NAME, Layer, from_text, read_toml, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput, suggest
 
 
@@ -136,11 +136,11 @@ def test_the_suggested_key_resembles_the_whole_the_last_word_or_the_initials(key
     assert suggest(key, setting_keys(Settings)) == f"did you mean {known!r}?"
 
 
-def test_a_layer_is_restricted_to_a_class_but_unknown_keys_are_refused() -> None:
+def test_settings_of_another_class_can_be_ignored_but_unknown_ones_are_refused() -> None:
     defaults = Layer("defaults", {"steps": 4, "optimizer": {"warmup": True}})
-    assert resolve(Part, [restrict(defaults, Part, Settings)]) == Part(steps=4)
+    assert resolve(Part, [defaults], Settings) == Part(steps=4)
     with pytest.raises(InvalidInput, match="did you mean 'steps'"):
-        restrict(Layer("defaults", {"stepp": 4}), Part, Settings)
+        resolve(Part, [Layer("defaults", {"stepp": 4})], Settings)
 
 
 def test_a_toml_file_is_a_layer(tmp_path: Path) -> None:

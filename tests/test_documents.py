@@ -22,7 +22,7 @@ from agent_r1.core.environment import RolloutContext
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.training.check import check
-from agent_r1.training.config import CheckConfig, TrainConfig
+from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.user_task import make_taskset
 
@@ -130,7 +130,7 @@ def test_the_solutions_in_the_documents_check_the_example() -> None:
     for shown in re.findall(r"```python[^\n]*\n(.*?)```", ENVIRONMENTS_PAGE, re.DOTALL)[:3]:
         exec(shown, names)
     taskset = make_taskset(names["env"], names["tasks"], "example", "", (), names["solutions"])
-    report = check(CheckConfig(), taskset, SilentProgress())
+    report = check(taskset, SilentProgress())
     assert report.passed and (report.gold.played, report.wrong.played) == (3, 3)
 
 

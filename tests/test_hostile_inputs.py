@@ -49,8 +49,6 @@ REFUSED: dict[str, str] = {
     "train --config true.toml": "algorithm.kl.coefficient (true.toml): got True",
     "train --reward_weights.typo 1": "reward_weights: got 'typo'; there are: em, f1, found",
     "train --reward_weights.foundd 1": "did you mean 'found'?",
-    "train --config deep.toml": "deep.toml: nested too deeply",
-    "train --config long.toml": "more than 1000000 bytes",
     "train --config pipe": "pipe: not a regular file",
     "train --taskset hotpotqa --data pipe": "pipe: got not a regular file",
     "train --taskset hotpotqa --data zero": "zero: got not a regular file",
@@ -69,8 +67,6 @@ def test_values_that_no_run_could_use_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("true.toml").write_text("[algorithm.kl]\ncoefficient = true\n")
-    Path("deep.toml").write_text("a = " + "[" * 100 + "]" * 100)
-    Path("long.toml").write_text("#" * 1_000_001)
     os.mkfifo("pipe")
     Path("zero").symlink_to("/dev/zero")
     Path("half.json").write_text('[{"question": "\\ud800", "answer": "Bruno"}]')

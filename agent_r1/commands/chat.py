@@ -22,36 +22,50 @@ from agent_r1.commands.command import (
 )
 from agent_r1.commands.show_attempts import find_attempt
 from agent_r1.commands.tasksets import open_file, open_taskset, warn_unsandboxed
-from agent_r1.commands.training import config_of_run, require_file
-from agent_r1.config import Layer, resolve, restrict, setting_keys
+from agent_r1.commands.training import COMMON, config_of_run, require_file
+from agent_r1.config import Layer, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.export.model import find_weights
 from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.folder import is_run, run_folder
 from agent_r1.store.reader import RunReader
-from agent_r1.training.config import ChatConfig, EvalConfig, TrainConfig, resolve_config
+from agent_r1.training.config import RunConfig, TrainConfig, resolve_config
 
 OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "tf32", "threads", "seed")
 """The settings, and groups of settings, that determine how the model answers."""
 
 OF_THE_TASK = ("taskset", "data", "corpus", "encoder", "sandbox")
 
-_CHAT_KEYS = tuple(
-    key
-    for key in setting_keys(ChatConfig)
-    if key.partition(".")[0] in (*OF_THE_MODEL, *OF_THE_TASK, "temperature", "checkpoint", "split", "number")
-)
+_CHAT_KEYS = tuple(key for key in setting_keys(RunConfig) if key.partition(".")[0] in (*OF_THE_MODEL, *OF_THE_TASK))
 
 
-@click.command(cls=SettingsCommand, config=ChatConfig, keys=_CHAT_KEYS)
+@click.command(cls=SettingsCommand, config=RunConfig, keys=_CHAT_KEYS, common=COMMON)
 @click.argument("model", metavar="RUN|MODEL")
 @click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 @click.argument("attempt", required=False, type=EncodableText())
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    help="Sampling temperature; by default 0 (greedy).",
+)
+@click.option("--checkpoint", help="Weights of a run: best (by default), last, or the step of a checkpoint.")
+@click.option("--split", help="Split of the task; by default the first evaluation split.")
+@click.option("--number", type=click.IntRange(0), help="Index of the task in its split; by default 0.")
 @config_option
 @json_option
 def chat(
-    model: str, file: Path | None, attempt: str | None, settings: Layer, config_file: Path | None, as_json: bool
+    model: str,
+    file: Path | None,
+    attempt: str | None,
+    temperature: float,
+    checkpoint: str | None,
+    split: str | None,
+    number: int | None,
+    settings: Layer,
+    config_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Talk to a model in the terminal, or from a pipe. The model calls the tools of its task set.
 
@@ -64,24 +78,34 @@ def chat(
     """
     if file is not None and file.suffix != ".py" and attempt is None:
         file, attempt = None, str(file)
-    layers = [restrict(layer, ChatConfig, TrainConfig) for layer in with_file(settings, config_file)]
-    config = resolve(ChatConfig, layers)
-    folder, name, has_taskset = run_folder(model), model, "taskset" in config.model_fields_set
-    chosen = None if attempt is None else _find_attempt(folder, attempt, config)
+    layers = with_file(settings, config_file)
+    given = resolve(RunConfig, layers, TrainConfig)
+    folder, name, has_taskset = run_folder(model), model, "taskset" in given.model_fields_set
+    for what, value in (("attempt", attempt), ("--checkpoint", checkpoint)):
+        if value is not None and not is_run(folder):
+            raise InvalidInput(what, got=f"{value}, and {folder} is no run", do="give RUN, or leave it out")
+    chosen: AttemptSummary | None = None
     if is_run(folder):
         with closing(RunReader(folder)) as reader:
-            name = str(find_weights(folder, reader, config.checkpoint).folder)
+            if attempt is not None:
+                if split is not None or number is not None:
+                    option = "--number" if split is None else "--split"
+                    raise InvalidInput(
+                        option, got=f"it and the attempt {attempt}", do="leave one out: both choose a task"
+                    )
+                chosen = find_attempt(folder, reader, attempt, AttemptFilter())
+            name = str(find_weights(folder, reader, checkpoint or "best").folder)
         own = config_of_run(folder)
         used = (*OF_THE_MODEL, *(() if has_taskset or file else OF_THE_TASK))
         kept = {key: own.values[key] for key in used if key in own.values}
         if kept.get("sandbox") == "none":
             del kept["sandbox"]  # only the user can choose to run code without a sandbox
-        layers.append(restrict(Layer(own.source, kept), ChatConfig, TrainConfig))
+        layers.append(Layer(own.source, kept))
         if file is None and not has_taskset:
             require_file(folder, str(kept.get("taskset")))
             has_taskset = True
     layers.insert(0, Layer("command line", {"model": name}))
-    given, config = config, resolve(ChatConfig, layers)
+    config = resolve(RunConfig, layers, TrainConfig)
     taskset: TaskSet | None = None
     if file is not None:
         taskset = open_file(file, given, name)
@@ -90,48 +114,35 @@ def chat(
     from agent_r1.training import chat
 
     if taskset is not None:
-        config = resolve_config(ChatConfig, layers, taskset)
+        config = resolve_config(RunConfig, layers, taskset)
         if chosen is not None:
-            config = _with_task(config, taskset, chosen)
+            split, number = chosen.split, _number_of_task(taskset, chosen)
         warn_unsandboxed(taskset, progress_of(False))
-    result = chat.chat(config, taskset, Console(highlight=False))
+    console = Console(highlight=False)
+    result = chat.chat(config, taskset, console, temperature=temperature, split=split or "", number=number or 0)
     show(as_json, result.to_json(), Text(""))
 
 
-def _find_attempt(folder: Path, name: str, config: ChatConfig) -> AttemptSummary:
-    """Return the attempt ``name`` of the run in ``folder``.
-
-    Raise InvalidInput if there is no such run or attempt, or if ``config`` also sets ``split`` or ``number``.
-    """
-    if not is_run(folder):
-        raise InvalidInput("attempt", got=f"{name}, and {folder} is no run", do="give RUN, or leave it out")
-    for key in ("split", "number"):
-        if key in config.model_fields_set:
-            raise InvalidInput(f"--{key}", got=f"it and the attempt {name}", do="leave one out: both choose a task")
-    with closing(RunReader(folder)) as reader:
-        return find_attempt(folder, reader, name, AttemptFilter())
-
-
-def _with_task(config: ChatConfig, taskset: TaskSet, chosen: AttemptSummary) -> ChatConfig:
-    """Return ``config`` with the task of an attempt. Raise InvalidInput if the task set does not have the task."""
+def _number_of_task(taskset: TaskSet, chosen: AttemptSummary) -> int:
+    # Return the index of an attempt's task in its split. Raise InvalidInput if the task set does not have the task.
     name = chosen.attempt.task
-    number = next((index for index, task in enumerate(taskset.tasks(chosen.split)) if task.id == name), None)
-    if number is None:
-        do = "give the task set of the run, with its data and seed"
-        raise InvalidInput("attempt", got=f"its task {name}, which {taskset.name} has not in {chosen.split}", do=do)
-    return config.model_copy(update={"split": chosen.split, "number": number})
+    for index, task in enumerate(taskset.tasks(chosen.split)):
+        if task.id == name:
+            return index
+    do = "give the task set of the run, with its data and seed"
+    raise InvalidInput("attempt", got=f"its task {name}, which {taskset.name} has not in {chosen.split}", do=do)
 
 
 GROUPS = ("context", "max_tokens", "tool_format", "device", "tf32", "threads", "tags", "engine")
 """Settings, and groups of settings, that a served model uses."""
 
-_SERVE_KEYS = tuple(key for key in setting_keys(EvalConfig) if key.partition(".")[0] in GROUPS)
+_SERVE_KEYS = tuple(key for key in setting_keys(RunConfig) if key.partition(".")[0] in GROUPS)
 
 DEFAULT_PORT = 8000
 SHORTEST_KEY = 8
 
 
-@click.command(cls=SettingsCommand, config=EvalConfig, keys=_SERVE_KEYS)
+@click.command(cls=SettingsCommand, config=RunConfig, keys=_SERVE_KEYS, common=COMMON)
 @click.argument("model", metavar="MODEL|RUN")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="Port; 0: any.")
 @click.option("--api_key", envvar="AGENT_R1_API_KEY", help="API key of the endpoint; by default a new one is printed.")
@@ -145,12 +156,11 @@ def serve(model: str, settings: Layer, port: int, api_key: str | None, config_fi
     if api_key is not None and (len(api_key) < SHORTEST_KEY or not api_key.isascii() or not api_key.isprintable()):
         do = f"give at least {SHORTEST_KEY} printable ASCII characters"
         raise InvalidInput("api_key", got=f"{len(api_key)} characters", do=do)
-    layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
+    layers = with_file(settings, config_file)
     if is_run(run_folder(model)):
         own = config_of_run(run_folder(model))
-        used = {key: value for key, value in own.values.items() if key in GROUPS}
-        layers.append(restrict(Layer(own.source, used), EvalConfig, TrainConfig))
-    config = resolve(EvalConfig, [Layer("command line", {"model": model}), *layers])
+        layers.append(Layer(own.source, {key: value for key, value in own.values.items() if key in GROUPS}))
+    config = resolve(RunConfig, [Layer("command line", {"model": model}), *layers], TrainConfig)
     from agent_r1.training.chat import serve
 
     def announce(base_url: str, key: str) -> None:

@@ -37,6 +37,7 @@ from agent_r1.training.progress import Progress, SilentProgress, make_progress
 
 TEXTS = f"{__name__}.texts"
 ENTRIES = f"{__name__}.entries"
+ALL = f"{__name__}.all"
 
 
 class EncodableText(click.ParamType):
@@ -99,19 +100,29 @@ class SettingOption(click.Option):
 class SettingsCommand(click.Command):
     """A command with one option for every setting of the class in the argument ``config``.
 
-    If the argument ``keys`` is given, only the settings with these dotted keys have an option. The callback has an
-    argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be spelled with
+    If the argument ``keys`` is given, only the settings with these dotted keys have an option. If the argument
+    ``common`` is given, ``--help`` shows only the settings with these keys, and ``--help_all`` shows all. The callback
+    has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be spelled with
     underscores or with hyphens.
     """
 
-    def __init__(self, *args: Any, config: type[BaseModel], keys: Collection[str] | None = None, **kwargs: Any) -> None:
-        kwargs.setdefault("context_settings", {})
+    def __init__(
+        self,
+        *args: Any,
+        config: type[BaseModel],
+        keys: Collection[str] | None = None,
+        common: Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.config = config
-        for key, field in iter_fields(config):
-            if keys is not None and key not in keys:
-                continue
+        self.config, self._common = config, common
+        fields = [(key, field) for key, field in iter_fields(config) if keys is None or key in keys]
+        for key, field in fields:
             self.params.append(SettingOption(key, field, _section(config, key), name=key.replace(".", "__")))
+        if common is not None:
+            text = f"Show all {len(fields)} settings, of which --help shows the most common."
+            options: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "help": text}
+            self.params.append(click.Option(["--help_all"], callback=_show_all_help, **options))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *ctx.meta.get(ENTRIES, ())]
@@ -136,8 +147,11 @@ class SettingsCommand(click.Command):
                 yield SettingOption(key, field, "", name=f"entry_{number}", hidden=True)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = None if ALL in ctx.meta else self._common
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
+            if isinstance(param, SettingOption) and not (shown is None or param.key in shown):
+                continue
             record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
             if record is not None:
                 section = param.section if isinstance(param, SettingOption) else "Options"
@@ -148,6 +162,13 @@ class SettingsCommand(click.Command):
         for title, records in sorted(sections.items(), key=lambda item: ": " in item[0]):  # nested classes last
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _show_all_help(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def first_line(text: str | None) -> str:

@@ -33,7 +33,7 @@ from agent_r1.core.files import atomic_dir
 from agent_r1.core.taskset import TaskSet
 from agent_r1.retrieval.config import RetrieverConfig
 from agent_r1.retrieval.protocol import Health
-from agent_r1.training.config import CheckConfig, PlayConfig, TasksetConfig, WorkerConfig
+from agent_r1.training.config import TasksetConfig, TrainConfig
 from agent_r1.training.progress import Progress
 from agent_r1.training.user_task import load_task_file
 
@@ -46,32 +46,35 @@ def tasksets(as_json: bool) -> None:
     show(as_json, {"tasksets": descriptions}, columns(descriptions))
 
 
-@click.command(cls=SettingsCommand, config=CheckConfig)
+@click.command(cls=SettingsCommand, config=TasksetConfig)
 @click.argument("taskset")
+@click.option("--n", type=click.IntRange(0), default=50, show_default=True, help="Tasks per split; 0: all tasks.")
 @json_option
 @quiet_option
-def check(taskset: str, settings: Layer, as_json: bool, quiet: bool) -> None:
+def check(taskset: str, n: int, settings: Layer, as_json: bool, quiet: bool) -> None:
     """Check that a task set rewards its right solutions, and not its wrong ones. TASKSET is a name, or a FILE.py."""
-    config = resolve(CheckConfig, [settings])
+    config = resolve(TasksetConfig, [settings])
     opened = open_taskset(taskset, config)
     from agent_r1.training import check
 
-    report = check.check(config, opened, warn_unsandboxed(opened, progress_of(quiet)))
+    report = check.check(opened, warn_unsandboxed(opened, progress_of(quiet)), n=n, seed=config.seed)
     show(as_json, report.to_json() | sandbox_json(opened), check.render_report(report))
     if not report.passed:
         raise AgentR1Error(f"{opened.name} did not pass: {len(report.failures)} failures")
 
 
-@click.command(cls=SettingsCommand, config=PlayConfig)
+@click.command(cls=SettingsCommand, config=TasksetConfig)
 @click.argument("taskset")
+@click.option("--split", default="", help="Split of the task; by default the first evaluation split.")
+@click.option("--number", type=click.IntRange(0), help="Index of the task in its split; by default a random task.")
 @json_option
-def play(taskset: str, settings: Layer, as_json: bool) -> None:
+def play(taskset: str, split: str, number: int | None, settings: Layer, as_json: bool) -> None:
     """Play an episode in the terminal. TASKSET is a name, or a FILE.py."""
-    config = resolve(PlayConfig, [settings])
+    config = resolve(TasksetConfig, [settings])
     opened = open_taskset(taskset, config)
     from agent_r1.training import play
 
-    result = play.play(config, opened, Console(highlight=False))
+    result = play.play(opened, Console(highlight=False), split=split, number=number, seed=config.seed)
     show(as_json, result.to_json(), Text(result.text))
 
 
@@ -130,29 +133,51 @@ def sandbox_json(taskset: TaskSet) -> dict[str, str]:
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}
 
 
-@click.command(cls=SettingsCommand, config=WorkerConfig)
+@click.command(cls=SettingsCommand, config=TasksetConfig)
 @click.argument("taskset")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; except loopback, it needs a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8200, show_default=True, help="Port; 0: any free port.")
+@click.option("--max_episodes", type=click.IntRange(1), default=1024, show_default=True, help="Limit of episodes.")
+@click.option(
+    "--idle_seconds",
+    type=click.IntRange(1),
+    default=900,
+    show_default=True,
+    help="Seconds without a request after which an episode is closed: more than between two actions.",
+)
 @click.option("--token", envvar="AGENT_R1_WORKER_TOKEN", default="", help="Token that runs must have.")
 @config_option
 @json_option
-def serve_env(taskset: str, settings: Layer, token: str, config_file: Path | None, as_json: bool) -> None:
+def serve_env(
+    taskset: str,
+    settings: Layer,
+    host: str,
+    port: int,
+    max_episodes: int,
+    idle_seconds: int,
+    token: str,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
     """Serve the environments of a task set to runs on other machines. TASKSET is a name, or a FILE.py.
 
     This command starts a worker. A run uses the worker if --environment.workers lists the worker's address. Whoever has
     the token can run the tools.
     """
-    config = resolve(WorkerConfig, with_file(settings, config_file))
+    config = resolve(TasksetConfig, with_file(settings, config_file), TrainConfig)
     opened = open_taskset(taskset, config)
     warn_unsandboxed(opened, progress_of(as_json))
     from agent_r1.training.environments import serve_environments
     from agent_r1.workers.protocol import WorkerDescription
+    from agent_r1.workers.server import WorkerLimits
 
     def announce(url: str, description: WorkerDescription) -> None:
         text = f"environments of {description.taskset} at {url}; stop with Ctrl-C or SIGTERM"
         show(as_json, {"url": url, **description.model_dump(), **sandbox_json(opened)}, text)
         sys.stdout.flush()
 
-    serve_environments(config, opened, token, announce)
+    limits = WorkerLimits(max_episodes, idle_seconds)
+    serve_environments(config, opened, token, announce, host=host, port=port, limits=limits)
 
 
 SUFFIX = ".template"

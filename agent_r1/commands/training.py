@@ -30,7 +30,7 @@ from agent_r1.commands.command import (
     with_file,
 )
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
-from agent_r1.config import Layer, resolve, restrict
+from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.task import Task
@@ -39,7 +39,7 @@ from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets.files import normalized_text
-from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, TrainSettings, resolve_config
+from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import render_report, render_table, report_json, table_json
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def with_unseen_questions(
-    taskset: TaskSet, config: EvalConfig, trained: TrainSettings | None, progress: Progress
+    taskset: TaskSet, config: EvalConfig, trained: TrainConfig | None, progress: Progress
 ) -> TaskSet:
     """Return the task set without the questions that the evaluated model was trained on.
 
@@ -86,7 +86,7 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
     return replace(taskset, tasks=tasks)
 
 
-def _training_questions(trained: TrainSettings, progress: Progress) -> frozenset[str]:
+def _training_questions(trained: TrainConfig, progress: Progress) -> frozenset[str]:
     """Return the normalized text of each question that a run was trained on.
 
     If the training data cannot be read, print a warning and return an empty set.
@@ -108,10 +108,21 @@ def _question(task: Task) -> str:
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "encoder", "sandbox")
 """Settings of a run that have no effect if the run is evaluated on a different task set."""
 
+COMMON = frozenset(
+    (
+        *("taskset", "data", "model", "agent", "context_policy.name", "max_tokens", "context", "seed", "device"),
+        *("engine.backend", "engine.dtype", "algorithm", "run", "steps", "groups_per_step", "group_size"),
+        *("max_staleness", "temperature", "reward_weights", "evaluate_every", "evaluate_n", "checkpoint_every"),
+        *("track", "trainer.learning_rate", "trainer.minibatches", "trainer.lora.rank", "trainer.dtype"),
+        *("trainer.ranks", "methods", "n", "splits", "pass_k"),
+    )
+)
+"""The settings that ``--help`` shows; ``--help_all`` shows all."""
+
 file_argument = click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 
 
-@click.command(cls=SettingsCommand, config=TrainConfig)
+@click.command(cls=SettingsCommand, config=TrainConfig, common=COMMON)
 @file_argument
 @config_option
 @click.option("--resume", is_flag=True, help="Continue the run that --run names, with its own settings.")
@@ -168,7 +179,7 @@ def _show_plan(as_json: bool, config: TrainConfig, memory: MemoryPlan) -> None:
     show(as_json, {"memory": data, "settings": chosen}, text)
 
 
-@click.command(cls=SettingsCommand, config=TrainConfig)
+@click.command(cls=SettingsCommand, config=TrainConfig, common=COMMON)
 @file_argument
 @config_option
 @json_option
@@ -195,7 +206,7 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
 
 def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
     # Report invalid settings before anything is built or torch is imported.
-    given = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers])
+    given = resolve(TrainConfig, layers, build=False)
     taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
     return resolve_config(TrainConfig, layers, taskset), taskset
 
@@ -220,7 +231,7 @@ def require_file(folder: Path, taskset: str) -> None:
         raise InvalidInput("FILE.py", got="none", do=do)
 
 
-@click.command("eval", cls=SettingsCommand, config=EvalConfig)
+@click.command("eval", cls=SettingsCommand, config=EvalConfig, common=COMMON)
 @file_argument
 @config_option
 @json_option
@@ -230,17 +241,17 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
 
     The file of --config can be a configuration for training. Settings that only training has are ignored.
     """
-    layers = [restrict(layer, EvalConfig, TrainConfig) for layer in with_file(settings, config_file)]
-    given, trained = resolve(EvalConfig, layers), None
+    layers, trained = with_file(settings, config_file), None
+    config = given = resolve(EvalConfig, layers, TrainConfig)
     folder, progress = run_folder(given.model), progress_of(quiet)
     if is_run(folder):
         own = config_of_run(folder)
-        trained = resolve(TrainSettings, [restrict(own, TrainSettings, TrainConfig)])
+        trained = resolve(TrainConfig, [own], build=False)
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
-        layers.append(restrict(_for_evaluation(own, other_taskset), EvalConfig, TrainConfig))
+        layers.append(_for_evaluation(own, other_taskset))
+        config = resolve(EvalConfig, layers, TrainConfig)
         if file is None and not other_taskset:
             require_file(folder, trained.taskset)
-    config = resolve(EvalConfig, layers)
     if file is None:
         taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)
     else:

@@ -68,7 +68,8 @@ def find_weights(run: Path, reader: RunReader, checkpoint: str) -> SavedWeights:
     intact = {checkpoint_step(folder): folder for folder in checkpoints if _is_intact(folder)}
     newest = max(intact, default=-1)
     step = best if checkpoint == "best" and best in intact else newest
-    step = step if checkpoint in ("best", "last") else int(checkpoint)
+    if checkpoint not in ("best", "last"):
+        step = next((each for each in intact if str(each) == checkpoint), -1)
     if step not in intact:
         there = ", ".join(map(str, sorted(intact))) or "none"
         do = f"choose best, last or a step with an intact checkpoint; there are: {there}"

@@ -32,7 +32,7 @@ from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.config import GuidedConfig, RunConfig, TrainConfig, TrainSettings
+from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.preflight import (
@@ -45,7 +45,7 @@ from agent_r1.training.ray import RayCluster, RayRanks, RayServers
 from agent_r1.training.servers import VllmServers, find_hardware, plan_devices
 
 
-def extra_scorers(config: TrainSettings, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
+def extra_scorers(config: TrainConfig, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
     """Return the scorers of ``config.extra_rewards``. ``tokenizer`` belongs to the policy.
 
     Raise InvalidInput if a reward cannot be loaded, or has the name of a reward of the task set.
@@ -57,7 +57,7 @@ def extra_scorers(config: TrainSettings, taskset: TaskSet, tokenizer: PreTrained
     return tuple(_scorers(config, tokenizer))
 
 
-def _scorers(config: TrainSettings, tokenizer: PreTrainedTokenizerBase) -> Iterator[Scorer]:
+def _scorers(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Scorer]:
     terms = {name: TERMS[source] for name, source in config.extra_rewards.items() if source in TERMS}
     if terms:
         yield FunctionScorer(terms)
@@ -140,7 +140,7 @@ def resolve_placement(
     if placement is not None:
         return placement
     default, servers = EMBEDDED, VllmServers(folder)
-    if isinstance(config, GuidedConfig) and config.placement.launcher == "ray":
+    if config.placement.launcher == "ray":
         cluster = RayCluster(config, config.placement, find_hardware())
         servers = VllmServers(folder, RayServers(cluster, config.engine.vllm.weights_folder))
         default = Placement(trainer=partial(_trainer, launcher=RayRanks(cluster)), processes=f"Ray: {cluster}")

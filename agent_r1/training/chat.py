@@ -26,7 +26,7 @@ from agent_r1.rollout.user_code import format_error
 from agent_r1.store.folder import is_run, run_folder
 from agent_r1.training.build import resolve_placement
 from agent_r1.training.checkpoint_files import find_trained_model
-from agent_r1.training.config import ChatConfig, EvalConfig
+from agent_r1.training.config import RunConfig
 from agent_r1.training.play import Terminal, format_signature
 from agent_r1.training.policy import load_policy
 
@@ -48,18 +48,27 @@ class ChatResult:
         return {"messages": list(map(to_openai, self.messages))}
 
 
-def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatResult:
+def chat(
+    config: RunConfig,
+    taskset: TaskSet | None,
+    console: Console,
+    *,
+    temperature: float = 0.0,
+    split: str = "",
+    number: int = 0,
+) -> ChatResult:
     """Let a person talk to the model ``config.model``, with the tools of ``taskset``. Return the last conversation.
 
-    Raises:
-        InvalidInput: the model cannot be loaded; the environment is not a ToolEnv; or the split has no task with the
-            index ``config.number``.
+    The task ``number`` of ``split`` gives the chat its system message and tools. ``split`` "" is the first evaluation
+    split.
+
+    Raises InvalidInput if the model cannot be loaded, if the environment is not a ToolEnv, or if there is no such task.
     """
     torch.set_num_threads(config.threads)
-    env, task, question = _opening(config, taskset)
+    env, task, question = _opening(taskset, split, number)
     policy = load_policy(config, taskset, config.engine.dtype)
     engine = resolve_placement(None, config).engine(policy, config)
-    agent = policy.agent(engine, config, config.temperature)
+    agent = policy.agent(engine, config, temperature)
     terminal = Terminal(console)
     terminal.print(HELP)
     if question:
@@ -72,17 +81,17 @@ def chat(config: ChatConfig, taskset: TaskSet | None, console: Console) -> ChatR
     return ChatResult(running.messages)
 
 
-def _opening(config: ChatConfig, taskset: TaskSet | None) -> tuple[ToolEnv, Task, str]:
+def _opening(taskset: TaskSet | None, split: str, number: int) -> tuple[ToolEnv, Task, str]:
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
-    split = config.split or taskset.evaluation[0]
+    split = split or taskset.evaluation[0]
     env, tasks = taskset.env_for_split(split), taskset.tasks(split)
     if not isinstance(env, ToolEnv):
         got = f"{taskset.name}, whose environment is a {type(env).__name__}"
         raise InvalidInput("task set", got=got, do="give one whose environment is a ToolEnv, or a model alone")
-    if config.number >= len(tasks):
-        raise InvalidInput("--number", got=config.number, do=f"give one below {len(tasks)}")
-    task = tasks[config.number]
+    if number >= len(tasks):
+        raise InvalidInput("--number", got=number, do=f"give one below {len(tasks)}")
+    task = tasks[number]
     system = tuple(message for message in task.messages if message.role == "system")
     questions = [message.text for message in task.messages if message.role == "user"]
     return env, Task(task.id, system, task.data, task.split), questions[-1] if questions else ""
@@ -179,7 +188,7 @@ class _Chat:
             await episode.close()
 
 
-def serve(config: EvalConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
+def serve(config: RunConfig, port: int, key: str | None, on_started: Callable[[str, str], None]) -> None:
     """Serve ``config.model`` over HTTP, until SIGINT or SIGTERM arrives.
 
     Raises InvalidInput if the model cannot be loaded or the port is in use.

@@ -20,7 +20,6 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.scripted import ScriptedAgent
-from agent_r1.training.config import CheckConfig
 from agent_r1.training.metrics import sum_rewards
 from agent_r1.training.progress import Progress
 
@@ -123,6 +122,8 @@ class CheckReport:
 
 MAX_FAILURES_SHOWN = 20
 
+CONCURRENCY = 32
+
 
 def render_report(report: CheckReport) -> Text:
     counts = ", ".join(f"{split} {count}" for split, count in report.tasks.items())
@@ -137,25 +138,26 @@ def render_report(report: CheckReport) -> Text:
     return Text("\n".join(lines))
 
 
-def check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
-    """Play the reference solutions of ``config.n`` tasks per split, and compare earned and expected rewards.
+def check(taskset: TaskSet, progress: Progress, *, n: int = 50, seed: int = 0) -> CheckReport:
+    """Play the reference solutions of ``n`` tasks per split, and compare earned and expected rewards.
 
-    Raises InvalidInput if the task set has no solutions, or cannot create the solutions of a task.
+    The tasks are drawn at random; 0: all tasks. Raises InvalidInput if the task set has no solutions, or cannot create
+    the solutions of a task.
     """
-    return asyncio.run(_check(config, taskset, progress))
+    return asyncio.run(_check(taskset, progress, n, seed))
 
 
-async def _check(config: CheckConfig, taskset: TaskSet, progress: Progress) -> CheckReport:
+async def _check(taskset: TaskSet, progress: Progress, n: int, seed: int) -> CheckReport:
     counts: dict[str, int] = {}
     failures: list[CheckFailure] = []
     played: list[tuple[SolutionCheck, str | None]] = []
     for split in splits_to_check(taskset):
-        tasks = _sample(taskset.tasks(split), config.n, f"{config.seed}/{split}")
+        tasks = _sample(taskset.tasks(split), n, f"{seed}/{split}")
         checks = [_solution_checks(taskset, task) for task in tasks]
         progress.print_line(f"{split}: {sum(map(len, checks))} solutions of {len(tasks)} tasks")
         counts[split] = len(tasks)
         failures += [failure for task, own in zip(tasks, checks, strict=True) for failure in _missing(task, own)]
-        played += await _play(list(chain(*checks)), taskset, taskset.env_for_split(split), config)
+        played += await _play(list(chain(*checks)), taskset, taskset.env_for_split(split))
     failures += [CheckFailure(item.task.id, item.solution.name, why) for item, why in played if why is not None]
     gold, wrong = ([why for item, why in played if item.is_gold is kind] for kind in (True, False))
     counted = [SolutionCount(len(kind), kind.count(None)) for kind in (gold, wrong)]
@@ -223,11 +225,9 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
         yield CheckFailure(task.id, "expected_rewards", "its solutions name no reward")
 
 
-async def _play(
-    checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env, config: CheckConfig
-) -> list[tuple[SolutionCheck, str | None]]:
+async def _play(checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env) -> list[tuple[SolutionCheck, str | None]]:
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
-    limits = RolloutLimits(concurrency=config.concurrency, retries=0)
+    limits = RolloutLimits(concurrency=CONCURRENCY, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)
     requests = (GroupRequest(index, check.task, 1) for index, check in enumerate(checks))
     async with aclosing(collector.collect(requests)) as groups:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent_r1.config import NESTED_BY_NAME, Layer, resolve, restrict, settings_of
+from agent_r1.config import BUILD, NESTED_BY_NAME, Layer, resolve, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import ProductPrecision
 from agent_r1.core.redaction import redact_url
@@ -141,7 +141,9 @@ def _checked_schedule(text: str) -> str:
     return text
 
 
-def _as_algorithm(value: object) -> object:
+def _as_algorithm(value: object, info: ValidationInfo) -> object:
+    if info.context is not None and not info.context[BUILD]:
+        return value
     from agent_r1.algorithms.registry import as_algorithm
 
     return as_algorithm(value, DEFAULT_ALGORITHM)
@@ -177,30 +179,6 @@ class TasksetConfig(BaseModel):
     def _without_credentials(self, value: str | Path) -> str:
         # Remove credentials from addresses, because a run stores its settings.
         return redact_url(str(value))
-
-
-class CheckConfig(TasksetConfig):
-    """Settings of ``agent-r1 check``."""
-
-    section: ClassVar[str] = "Check"
-
-    n: int = Field(default=50, ge=0)
-    """Tasks per split, drawn at random; 0: all tasks."""
-
-    concurrency: int = Field(default=32, ge=1)
-    """Maximum number of episodes that run at the same time."""
-
-
-class PlayConfig(TasksetConfig):
-    """Settings of ``agent-r1 play``."""
-
-    section: ClassVar[str] = "Play"
-
-    split: str = ""
-    """Split of the task to play; empty: the first evaluation split of the task set."""
-
-    number: int | None = Field(default=None, ge=0)
-    """Index of the task in its split, from 0; empty: a random task, drawn with the seed."""
 
 
 class RunConfig(TasksetConfig):
@@ -262,6 +240,12 @@ class RunConfig(TasksetConfig):
     """Number of sampled attempts per question, from which pass@1 and pass@k are estimated. 0: as many as pass_k. Any
     other number must be at least pass_k."""
 
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """Other machines (workers) that run the environments and tools."""
+
+    placement: PlacementConfig = PlacementConfig()
+    """Launcher of the trainer's ranks and of vLLM servers."""
+
     retries: int = Field(default=2, ge=0)
     """Maximum number of retries of an attempt if the environment or the engine fails."""
 
@@ -291,22 +275,15 @@ class RunConfig(TasksetConfig):
         return value
 
 
-class GuidedConfig(RunConfig):
-    """Settings shared by training and evaluation: environment workers and the launcher."""
-
-    section: ClassVar[str] = "Model and rollout"
-
-    environment: EnvironmentConfig = EnvironmentConfig()
-    """Other machines (workers) that run the environments and tools."""
-
-    placement: PlacementConfig = PlacementConfig()
-    """Launcher of the trainer's ranks and of vLLM servers."""
-
-
-class TrainSettings(GuidedConfig):
-    """Settings of training, except the algorithm. Their validation does not import torch."""
+class TrainConfig(RunConfig):
+    """Settings of a training run. The defaults fit a model of 3B parameters."""
 
     section: ClassVar[str] = "Training"
+
+    algorithm: Annotated[Algorithm, NESTED_BY_NAME, PlainValidator(_as_algorithm)] = Field(
+        default=DEFAULT_ALGORITHM, validate_default=True
+    )
+    """Name of an algorithm ('agent-r1 algorithms' lists the names), or FILE.py:NAME for an algorithm of your own."""
 
     teacher: str = ""
     """Model that a distillation algorithm learns from: a Hugging Face name or a folder."""
@@ -385,18 +362,7 @@ class TrainSettings(GuidedConfig):
         return value
 
 
-class TrainConfig(TrainSettings):
-    """Settings of a training run. The defaults fit a model of 3B parameters."""
-
-    section: ClassVar[str] = "Algorithm"
-
-    algorithm: Annotated[Algorithm, NESTED_BY_NAME, PlainValidator(_as_algorithm)] = Field(
-        default=DEFAULT_ALGORITHM, validate_default=True
-    )
-    """Name of an algorithm ('agent-r1 algorithms' lists the names), or FILE.py:NAME for an algorithm of your own."""
-
-
-class EvalConfig(GuidedConfig):
+class EvalConfig(RunConfig):
     """Settings of an evaluation.
 
     The result table has one row for each baseline, one row for the model, and one row for the trained agent of a run.
@@ -414,55 +380,30 @@ class EvalConfig(GuidedConfig):
     """Guidance of actions by a critic. The table of results gets one more row, for the agent with guidance."""
 
 
-class ChatConfig(RunConfig):
-    """Settings of ``agent-r1 chat``."""
-
-    section: ClassVar[str] = "Chat"
-
-    temperature: float = Field(default=0.0, ge=0, le=100)
-    """Sampling temperature; 0: greedy decoding."""
-
-    checkpoint: str = Field(default="best", pattern=r"^(best|last|\d{1,9})$")
-    """Weights of a run: best (by validation), last (the newest checkpoint), or the step of a checkpoint."""
-
-    split: str = ""
-    """Split of the task that gives the chat its system message and tools; empty: the first evaluation split."""
-
-    number: int = Field(default=0, ge=0)
-    """Index of the task in its split, from 0. The task gives the chat its system message and tools."""
-
-
 Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
     """Return the configuration from the settings in ``layers`` and the defaults of the task set.
 
-    A layer has the settings from one source, such as the command line. If several layers have a setting, the earliest
-    layer decides. :func:`corrected_algorithm` may add an importance weight to the algorithm of a training run.
+    If trainer and engine of a training run have different data types, its algorithm gets an importance weight, unless
+    a layer sets ``algorithm.correction``.
 
     Raises InvalidInput as :func:`agent_r1.config.resolve` does, and also if no model is named, or if a run has too few
     steps for its learning-rate schedule.
     """
-    defaults = restrict(Layer(f"defaults of {taskset.name}", taskset.recipe), cls, TrainConfig)
-    config = resolve(cls, [*layers, defaults])
+    layers = [*layers, Layer(f"defaults of {taskset.name}", taskset.recipe)]
+    config = resolve(cls, layers, TrainConfig)
     if not config.model:
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config
     config.trainer.schedule.check_steps(config.steps)
-    return config.model_copy(update={"algorithm": corrected_algorithm(config, [*layers, defaults])})
-
-
-def corrected_algorithm(config: TrainConfig, layers: Sequence[Layer]) -> Algorithm:
-    """Return the algorithm of ``config``, with an importance weight if trainer and engine have different data types.
-
-    If a layer sets ``algorithm.correction``, the algorithm is unchanged.
-    """
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, layers)
-    return with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
+    algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 class CriticConfig(BaseModel):
@@ -509,22 +450,3 @@ class CriticConfig(BaseModel):
 
     threads: int = Field(default=1, ge=1, le=256)
     """Number of torch threads."""
-
-
-class WorkerConfig(TasksetConfig):
-    """Settings of an environment worker."""
-
-    section: ClassVar[str] = "Environment worker"
-
-    host: str = "127.0.0.1"
-    """Address to listen on. Every address except loopback needs a token."""
-
-    port: int = Field(default=8200, ge=0, le=65535)
-    """Port to listen on; 0: any free port."""
-
-    max_episodes: int = Field(default=1024, ge=1)
-    """Maximum number of episodes at the same time."""
-
-    idle_seconds: float = Field(default=900.0, gt=0)
-    """Seconds without a request after which an episode is closed. Give more than the longest time between two
-    actions."""

@@ -21,7 +21,7 @@ from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.manifest import hash_file
-from agent_r1.training.config import GuidedConfig, RunConfig, TasksetConfig, WorkerConfig
+from agent_r1.training.config import RunConfig, TasksetConfig
 from agent_r1.training.preflight import data_hashes
 from agent_r1.training.user_task import check_agent, import_file
 from agent_r1.workers.client import RemoteEnv, WorkerPool, check_workers
@@ -95,7 +95,7 @@ The name is ``env`` for the task set's environment, ``variant SPLIT`` for the en
 """
 
 
-def with_environments(taskset: TaskSet, config: GuidedConfig) -> TaskSet:
+def with_environments(taskset: TaskSet, config: RunConfig) -> TaskSet:
     """Return ``taskset`` with the environments that ``config`` requires.
 
     - With workers (``config.environment.workers``), the environments run on the workers.
@@ -152,7 +152,14 @@ def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDesc
 
 
 def serve_environments(
-    config: WorkerConfig, taskset: TaskSet, token: str, on_started: Callable[[str, WorkerDescription], None]
+    config: TasksetConfig,
+    taskset: TaskSet,
+    token: str,
+    on_started: Callable[[str, WorkerDescription], None],
+    *,
+    host: str,
+    port: int,
+    limits: WorkerLimits,
 ) -> None:
     """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives.
 
@@ -167,10 +174,8 @@ def serve_environments(
         do = "give a task set without an agent of its own, which runs its tools itself"
         raise InvalidInput("task set", got=taskset.name, do=do)
     description = describe_environments(config, taskset)
-    limits = WorkerLimits(config.max_episodes, config.idle_seconds)
-    worker = EnvironmentWorker(
-        environments_of(taskset), taskset.tasks, description, limits, token=token, host=config.host, port=config.port
-    )
+    environments = environments_of(taskset)
+    worker = EnvironmentWorker(environments, taskset.tasks, description, limits, token=token, host=host, port=port)
     asyncio.run(_serve(worker, lambda: on_started(worker.url, description)))
 
 

@@ -21,7 +21,6 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.scripted import ScriptedAgent
-from agent_r1.training.config import PlayConfig
 from agent_r1.training.metrics import RewardTotals, sum_rewards
 
 HELP = """\
@@ -219,18 +218,24 @@ class HumanPlayer:
                 return text
 
 
-def play(config: PlayConfig, taskset: TaskSet, console: Console) -> PlayResult:
+def play(
+    taskset: TaskSet, console: Console, *, split: str = "", number: int | None = None, seed: int = 0
+) -> PlayResult:
     """Let a person play one episode of ``taskset`` in the terminal or from a pipe, and return the result.
 
-    Raises InvalidInput if the split has no task with the index ``config.number``.
+    Args:
+        split: the split of the task; "": the first evaluation split.
+        number: the index of the task in its split; None: a random task, drawn with ``seed``.
+
+    Raises InvalidInput if the split has no task with the index ``number``.
     """
-    tasks = taskset.tasks(config.split or taskset.evaluation[0])
-    if config.number is None:
-        task = random.Random(config.seed).choice(tasks)
-    elif config.number < len(tasks):
-        task = tasks[config.number]
+    tasks = taskset.tasks(split or taskset.evaluation[0])
+    if number is None:
+        task = random.Random(seed).choice(tasks)
+    elif number < len(tasks):
+        task = tasks[number]
     else:
-        raise InvalidInput("--number", got=config.number, do=f"give one below {len(tasks)}")
+        raise InvalidInput("--number", got=number, do=f"give one below {len(tasks)}")
     person = HumanPlayer(console, taskset.env_for_split(task.split).tools)
     console.print(Line(f"{taskset.name}, task {task.id}"))
     try:

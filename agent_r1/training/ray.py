@@ -22,7 +22,7 @@ from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.files import TemporaryFolder
 from agent_r1.inference.server_process import ServerProcess, free_port
 from agent_r1.trainer.ranks import KEY_VARIABLE, RankDied, RankListener, StartedRank
-from agent_r1.training.config import LOOPBACK, PlacementConfig, RunConfig, TrainSettings
+from agent_r1.training.config import LOOPBACK, PlacementConfig, RunConfig, TrainConfig
 from agent_r1.training.servers import Hardware, StartedServer, gpus_per_server, server_environment
 
 
@@ -124,7 +124,7 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
     """
     engine = config.engine
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(hardware.gpus))
-    ranks = config.trainer.ranks if isinstance(config, TrainSettings) and config.trainer.ranks > 1 else 0
+    ranks = config.trainer.ranks if isinstance(config, TrainConfig) and config.trainer.ranks > 1 else 0
     servers = engine.replicas if engine.backend == "vllm" and not engine.vllm.urls else 0
     if engine.vllm.devices:
         do = "leave it out: Ray chooses the GPUs"

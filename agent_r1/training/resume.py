@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from agent_r1.config import Layer, resolve, restrict, settings_of
+from agent_r1.config import Layer, resolve, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import flatten
 from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets import is_available
-from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig, TrainSettings
+from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
 from agent_r1.workers.protocol import EnvironmentConfig
 
 CHANGEABLE = (
@@ -56,7 +56,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     - ``steps`` is below the number of steps taken, or too small for the learning-rate schedule.
     - A setting that is not in ``CHANGEABLE`` has a new value.
     """
-    name = resolve(TrainSettings, [restrict(layer, TrainSettings, TrainConfig) for layer in layers]).run
+    name = resolve(TrainConfig, layers, build=False).run
     if not name:
         raise InvalidInput("resume", got="no run", do="name the run to continue, as --run NAME")
     folder = run_folder(name)
@@ -66,9 +66,11 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
         taken, file, decode_step = reader.last_step(), read_file(reader), recorded_decode_step(reader)
     before = resolve(TrainConfig, [own])
-    _refuse_other_algorithm(folder, before, layers)
-    changes = [restrict(layer, TrainSettings, TrainConfig) for layer in layers]
-    after = resolve(TrainConfig, [*changes, own])
+    # Another algorithm with the parameters of the run's own would give a confusing error below.
+    algorithm = settings_of(TrainConfig, layers).get("algorithm", before.algorithm.name)
+    if algorithm != before.algorithm.name:
+        raise _unchangeable(folder, "algorithm", algorithm, before.algorithm.name)
+    after = resolve(TrainConfig, [*layers, own])
     _refuse_changes(folder, before, after)
     if after.steps < taken:
         do = f"give at least the {taken} that {folder} took, or leave it out"
@@ -90,21 +92,6 @@ def recorded_decode_step(reader: RunReader) -> str:
     """Return the name of the implementation that computed the last decode steps of a run."""
     steps = [event.detail for event in reader.events() if event.kind == DECODE_STEP]
     return steps[-1] if steps else TORCH
-
-
-def _refuse_other_algorithm(folder: Path, config: TrainConfig, layers: Sequence[Layer]) -> None:
-    # Imported here, because the module imports torch.
-    from agent_r1.algorithms.registry import DESCRIPTIVE, parameters, with_parameters
-
-    algorithm = config.algorithm
-    own: Mapping[str, object] = {**algorithm.model_dump(include=set(DESCRIPTIVE)), **parameters(algorithm)}
-    for key, value in settings_of(TrainConfig, layers).items():
-        setting, _, parameter = key.partition(".")
-        if setting != "algorithm" or own.get(parameter or "name") == value:
-            continue
-        # On the command line, the number 2 is the text "2". So compare the algorithms, not the values.
-        if not parameter or with_parameters(algorithm, {parameter: value}) != algorithm:
-            raise _unchangeable(folder, key, value, own.get(parameter or "name", "none"))
 
 
 def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> None:

@@ -35,7 +35,7 @@ from agent_r1.inference.server_process import CONNECT_SECONDS, LOOPBACK, Server,
 from agent_r1.inference.vllm import LOAD_ADAPTER, SERVER_ENVIRONMENT, SERVER_OPTIONS, VllmEngine, adapter_options
 from agent_r1.model.adapter import adapter_rank
 from agent_r1.store.reader import result_event
-from agent_r1.training.config import RunConfig, TrainSettings
+from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.policy import Policy
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -156,7 +156,7 @@ def gpus_per_server(engine: EngineConfig) -> int:
 
 
 def _trainer_gpus(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
-    ranks = config.trainer.ranks if isinstance(config, TrainSettings) else 1
+    ranks = config.trainer.ranks if isinstance(config, TrainConfig) else 1
     kind, _, number = config.device.partition(":")
     count = len(hardware.gpus)
     if kind == "cuda" and int(number or 0) >= count:

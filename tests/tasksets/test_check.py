@@ -16,7 +16,6 @@ from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.sandbox.config import Limits
 from agent_r1.tasksets import TASKSETS, build
 from agent_r1.training.check import CheckReport, check
-from agent_r1.training.config import CheckConfig
 from agent_r1.training.progress import SilentProgress
 
 ROWS = [
@@ -106,7 +105,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TaskSet]:
 
 
 def checked(taskset: TaskSet, n: int = 4) -> CheckReport:
-    return check(CheckConfig(n=n), taskset, SilentProgress())
+    return check(taskset, SilentProgress(), n=n)
 
 
 def test_every_taskset_is_checked_here() -> None:

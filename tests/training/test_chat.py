@@ -24,7 +24,7 @@ from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.folder import create_run
 from agent_r1.training import build, chat
 from agent_r1.training.build import Placement
-from agent_r1.training.config import ChatConfig
+from agent_r1.training.config import RunConfig
 
 TINYWIKI = ("--taskset", "tinywiki")
 JSON = ("tiny-base", "agent.py", "--json")
@@ -53,7 +53,7 @@ class ScriptedPolicy:
     def __init__(self, *texts: str, context: int = 8000) -> None:
         self._texts, self._context = iter(texts), context
 
-    def agent(self, engine: object, config: ChatConfig, temperature: float) -> Agent:
+    def agent(self, engine: object, config: RunConfig, temperature: float) -> Agent:
         renderer = TemplateRenderer(byte_tokenizer())
         engine = ScriptedEngine(renderer, lambda prompt: next(self._texts, None) or 1 / 0)
         return Agent(engine, renderer, SamplingParams(temperature, max_tokens=100), self._context)
@@ -150,8 +150,11 @@ def test_a_model_alone_has_no_tools(talk: Talk, monkeypatch: pytest.MonkeyPatch)
         (("nothing",), "model: got nothing"),
         (("tiny-base", "none.py"), "FILE.py: got none.py, which is not a file"),
         (("tiny-base", "agent.py", "--number", "5"), "--number: got 5; give one below 2"),
-        (("tiny-base", "agent.py", "--temperature", "-1"), "temperature (command line): got -1"),
-        (("tiny-base", "agent.py", "--checkpoint", "newest"), "checkpoint (command line): got 'newest'"),
+        (
+            ("tiny-base", "agent.py", "--temperature", "-1"),
+            "Invalid value for '--temperature': -1.0 is not in the range",
+        ),
+        (("tiny-base", "agent.py", "--checkpoint", "newest"), "--checkpoint: got newest, and runs/tiny-base is no run"),
         (("tiny-base", "--taskset", "tinywki"), "did you mean 'tinywiki'?"),
         (("tiny-base", "worst"), "attempt: got worst, and runs/tiny-base is no run"),
         (("tiny-base", "agent.py", "worst"), "attempt: got worst, and runs/tiny-base is no run"),

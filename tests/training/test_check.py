@@ -15,7 +15,6 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
 from agent_r1.training.check import CheckReport, check
-from agent_r1.training.config import CheckConfig
 from agent_r1.training.progress import SilentProgress
 
 say = Message.assistant
@@ -55,7 +54,7 @@ def taskset(**changes: object) -> TaskSet:
 
 
 def checked(changed: TaskSet) -> CheckReport:
-    return check(CheckConfig(), changed, SilentProgress())
+    return check(changed, SilentProgress())
 
 
 def reasons(found: CheckReport) -> set[str]:
@@ -172,5 +171,5 @@ def test_the_sampled_tasks_depend_on_the_seed() -> None:
 
     for seed in (0, 0, 1):
         seen.append([])
-        check(CheckConfig(n=5, seed=seed), taskset(tasks=lambda split: many, solutions=noted), SilentProgress())
+        check(taskset(tasks=lambda split: many, solutions=noted), SilentProgress(), n=5, seed=seed)
     assert seen[0] == seen[1] != seen[2] and len(seen[0]) == 10

@@ -7,11 +7,11 @@ import pytest
 from agent_r1.algorithms.advantages.groups import WhitenedGroup
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.config import Layer, from_text, resolve, setting_keys
+from agent_r1.config import Layer, from_text, resolve
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.training.config import EvalConfig, TrainConfig, TrainSettings, resolve_config
+from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 
 
 def taskset(**recipe: Any) -> TaskSet:
@@ -80,7 +80,10 @@ def test_an_algorithm_is_text_on_the_command_line() -> None:
 
 
 def test_settings_can_be_checked_without_the_algorithm() -> None:
-    assert set(setting_keys(TrainConfig)) - set(setting_keys(TrainSettings)) == {"algorithm"}
+    layer = Layer("test", {"algorithm": "none.py:NONE", "steps": 3})
+    assert resolve(TrainConfig, [layer], build=False).steps == 3
+    with pytest.raises(InvalidInput, match="none"):
+        resolve(TrainConfig, [layer])
 
 
 def test_rewards_of_single_attempts_cannot_be_shuffled() -> None:

@@ -26,7 +26,6 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
-from agent_r1.training.config import PlayConfig
 from agent_r1.training.play import PlayResult, format_signature, parse_line, play
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +63,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlayResult, st
     def typed(*lines: str, taskset: TaskSet = TOWNS, number: int | None = 3) -> tuple[PlayResult, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         shown = io.StringIO()
-        return play(PlayConfig(number=number), taskset, Console(file=shown, width=200)), shown.getvalue()
+        return play(taskset, Console(file=shown, width=200), number=number), shown.getvalue()
 
     return typed
 

@@ -31,7 +31,6 @@ OTHER: dict[str, Any] = {
     "taskset": "hotpotqa",
     "algorithm": "grpo",
     "algorithm.epochs": 3,
-    "algorithm.max_refill_rounds": 1,
     "reward_weights.f1": 1.0,
     "reward_weights.em": 1.0,
     "trainer.learning_rate": 0.5,
