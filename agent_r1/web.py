@@ -20,7 +20,7 @@ from agent_r1.core.errors import InvalidInput
 
 
 class RefusedBody(Exception):
-    """Raised if the body of a request exceeds a limit. ``status`` is the HTTP status of the response."""
+    """Raised if the body of a request exceeds a limit."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -28,10 +28,7 @@ class RefusedBody(Exception):
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Return the body of a request.
-
-    Raise RefusedBody if the body has more than ``max_bytes`` bytes, or does not arrive within ``seconds`` seconds.
-    """
+    """Return the body of a request. Raise RefusedBody if it is too large or does not arrive in time."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -45,7 +42,7 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
 
 
 HEADER_SECONDS = 30.0
-"""The time limit for the headers of a request, in seconds."""
+"""The time limit for the headers of a request."""
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -59,11 +56,7 @@ class EmbeddedServer(uvicorn.Server):
 class ThreadedServer:
     """A server that runs in the caller's thread (``run``), or in its own thread during a ``with`` block.
 
-    ``run`` blocks until another thread or a signal handler calls ``stop``. Then ``run`` answers the requests in
-    progress, closes the server's socket, and returns.
-
-    Args:
-        listening: the socket on which the server accepts connections.
+    ``run`` blocks until another thread or a signal handler calls ``stop``. Then it answers the requests in progress.
     """
 
     def __init__(self, listening: socket.socket, config: uvicorn.Config, name: str) -> None:
@@ -92,9 +85,8 @@ class ThreadedServer:
 class LimitedHeadersProtocol(H11Protocol):
     """The HTTP/1.1 protocol of uvicorn, with time limits against slow clients.
 
-    A connection is closed if the headers of a request take more than ``HEADER_SECONDS``. For the first request, the
-    time starts with the connection. For a later request, the time starts with the request's first byte. A connection is
-    also closed if the client does not read the answer for ``HEADER_SECONDS``.
+    A connection is closed if the headers of a request, counted from its first byte or from the start of the connection,
+    take more than ``HEADER_SECONDS``, or if the client does not read the answer for this time.
     """
 
     _stalled: asyncio.TimerHandle | None = None
@@ -137,7 +129,7 @@ BACKLOG = 256
 def listen(host: str, port: int, do: str = "choose another --host or --port") -> socket.socket:
     """Return a TCP socket that listens at ``host`` and ``port``. Port 0 means any free port.
 
-    Raise InvalidInput if the address cannot be used. The argument ``do`` is the advice in the error's message.
+    Raise InvalidInput, with the advice ``do``, if the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -161,15 +153,15 @@ FILES_PER_CONNECTION = 4
 if its client runs in this process. So open files are always left for the rest of the program."""
 
 KEEP_ALIVE_SECONDS = 75
-"""Seconds after which the server closes an idle connection. Clients usually have a shorter limit, such as 5 seconds in
-httpx, so the client closes an idle connection first."""
+"""After this time, an idle connection is closed. Clients usually have a shorter limit, such as 5 seconds in httpx, so
+the client closes it first."""
 
 CLOSE_SECONDS = 5.0
-"""Seconds that a closed server waits for the requests in progress."""
+"""The time that a closed server waits for the requests in progress."""
 
 
-class HttpServer:
-    """A uvicorn server for an application at a port. The constructor starts the server."""
+class BackgroundServer:
+    """A uvicorn server for an application, which runs as a task of the current event loop."""
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
         self._socket = listen(host, port, "choose another --port")

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
+_Outcome = tuple["asyncio.Future[Any]", object, BaseException | None]
 """A future, its result, and its error. The error is None if the work succeeded."""
 
 CLOSE_SECONDS = 60.0
@@ -75,11 +75,11 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 
 def _job(
     future: asyncio.Future[T], work: Callable[..., T], arguments: Sequence[object], catch: type[BaseException]
-) -> Callable[[], Outcome]:
-    def job() -> Outcome:
+) -> Callable[[], _Outcome]:
+    def job() -> _Outcome:
         nonlocal future, work, arguments
         try:
-            outcome: Outcome = (future, work(*arguments), None)
+            outcome: _Outcome = (future, work(*arguments), None)
         except catch as error:
             outcome = (future, None, error)
         del future, work, arguments
@@ -97,7 +97,7 @@ class WorkerThread:
 
     def __init__(self, name: str, ended: Callable[[], Exception] | None = None) -> None:
         self._ended = ended or (lambda: RuntimeError(f"the thread {name!r} has ended"))
-        self._jobs: SimpleQueue[Callable[[], Outcome] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], _Outcome] | None] = SimpleQueue()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._gone = threading.Event()
         state = (self._jobs, self._waiting, self._gone, self._ended)  # not self, which the thread would keep alive
@@ -130,12 +130,12 @@ class WorkerThread:
 
 
 def _run_jobs(
-    jobs: SimpleQueue[Callable[[], Outcome] | None],
+    jobs: SimpleQueue[Callable[[], _Outcome] | None],
     waiting: set[asyncio.Future[Any]],
     gone: threading.Event,
     ended: Callable[[], Exception],
 ) -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[_Outcome] = []
     closed = False
     try:
         while not closed:
@@ -154,7 +154,7 @@ def _run_jobs(
         _resolve([*outcomes, *((future, None, ended()) for future in list(waiting))])
 
 
-def _resolve(outcomes: list[Outcome]) -> None:
+def _resolve(outcomes: list[_Outcome]) -> None:
     loops = {outcome[0].get_loop() for outcome in outcomes}
     by_loop = {loop: [outcome for outcome in outcomes if outcome[0].get_loop() is loop] for loop in loops}
     outcomes.clear()
@@ -163,7 +163,7 @@ def _resolve(outcomes: list[Outcome]) -> None:
             loop.call_soon_threadsafe(_settle_all, mine)
 
 
-def _settle_all(outcomes: list[Outcome]) -> None:
+def _settle_all(outcomes: list[_Outcome]) -> None:
     outcomes.reverse()
     while outcomes:
         settle(*outcomes.pop())

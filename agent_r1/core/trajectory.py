@@ -125,7 +125,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Branch:
     """One branch of a trajectory: turns, each of which continues the turn before."""
 
     turns: tuple[Turn, ...]
@@ -193,10 +193,10 @@ class Trajectory:
         return () if turn.new_messages == self.known_messages(turn) else turn.new_messages
 
     @property
-    def conversations(self) -> tuple[Conversation, ...]:
+    def branches(self) -> tuple[Branch, ...]:
         """The branches of the trajectory, in the order of their last turns."""
         continued = {turn.parent for turn in self.turns}
-        return tuple(Conversation(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
+        return tuple(Branch(self._path_to(turn)) for turn in self.turns if turn.index not in continued)
 
     def _path_to(self, turn: Turn) -> tuple[Turn, ...]:
         return (*(() if turn.parent is None else self._path_to(self.turns[turn.parent])), turn)

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.errors import AgentR1Error, InvalidInput, import_extra
+from agent_r1.core.errors import AgentR1Error, import_extra
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.envs.games import Observation, add_observation, seeded_tasks, to_transition
@@ -64,9 +64,6 @@ class OpenEnv:
         max_turns: int = 50,
         timeout: float = 20.0,
     ) -> None:
-        for name, limit in (("sessions", sessions), ("max_turns", max_turns), ("timeout", timeout)):
-            if not limit > 0:
-                raise InvalidInput(name, got=limit, do="give a number > 0")
         self._client = import_extra("openenv.core.generic_client", extra="openenv-core").GenericEnvClient
         self.url, self.action, self.show = url, action, show
         self.sessions, self.max_turns, self.timeout = sessions, max_turns, timeout

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_r1.core.errors import import_extra
 from agent_r1.core.messages import Message, to_openai
-from agent_r1.core.trajectory import Conversation, Trajectory, Turn
+from agent_r1.core.trajectory import Branch, Trajectory, Turn
 from agent_r1.export.config import ExportConfig
 from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.reader import RunReader, read_tools
@@ -31,7 +31,7 @@ class ExportedAttempt:
     trajectory: Trajectory
     tools: Sequence[Mapping[str, Any]]
 
-    def tools_of(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def tools_of(self, conversation: Branch) -> list[dict[str, Any]]:
         if conversation.tools is None:
             return [dict(tool) for tool in self.tools]
         return [tool.to_openai() for tool in conversation.tools]
@@ -207,13 +207,13 @@ def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str
         yield group
 
 
-_Exported = tuple[ExportedAttempt, Conversation, dict[str, Any]]
+_Exported = tuple[ExportedAttempt, Branch, dict[str, Any]]
 """An attempt, one of its conversations, and the facts about both."""
 
 
 def _conversations(attempts: Iterable[ExportedAttempt]) -> Iterator[_Exported]:
     for attempt in attempts:
-        for number, conversation in enumerate(attempt.trajectory.conversations):
+        for number, conversation in enumerate(attempt.trajectory.branches):
             yield attempt, conversation, {**attempt.facts(), "conversation": number}
 
 

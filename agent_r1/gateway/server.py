@@ -30,7 +30,7 @@ from agent_r1.gateway.chat_completions import CHAT_COMPLETIONS, error_json
 from agent_r1.gateway.coalescing import AnswerLog, PendingAnswer, key_ended
 from agent_r1.gateway.responses import RESPONSES
 from agent_r1.gateway.streams import POLL_SECONDS, complete_parts, live_parts
-from agent_r1.web import HttpServer, RefusedBody, read_body
+from agent_r1.web import BackgroundServer, RefusedBody, read_body
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Gateway:
     def __init__(self, port: int = 0) -> None:
         self._port = port
         self._accesses: dict[bytes, _Access] = {}
-        self._server: HttpServer | None = None
+        self._server: BackgroundServer | None = None
 
     @property
     def base_url(self) -> str:
@@ -132,7 +132,7 @@ class Gateway:
         Set ``NO_PROXY`` of this process, so that clients reach the gateway without a proxy.
         """
         if self._server is None:
-            self._server = HttpServer(self._app(), HOST, self._port)
+            self._server = BackgroundServer(self._app(), HOST, self._port)
             _bypass_proxy()
 
     async def close(self) -> None:

@@ -352,7 +352,7 @@ def tool(
             such code.
 
     Raises:
-        InvalidInput: if the name, the time limit or the sandbox is not valid; if the docstring has no description; or
+        InvalidInput: if the name or the sandbox is not valid; if the docstring has no description; or
             if a parameter has no type or no JSON schema.
 
     Example:
@@ -376,8 +376,6 @@ def tool(
         if not _NAME.fullmatch(called):
             do = "use 1 to 64 letters, digits, _ or - (@tool(name=...))"
             raise InvalidInput("tool name", got=repr(called), do=do)
-        if timeout is not None and not timeout > 0:
-            raise InvalidInput(f"timeout of tool {called!r}", got=timeout, do="give a number of seconds > 0")
         summary, descriptions = parse_docstring(function.__doc__ or "")
         if not summary:
             raise InvalidInput(f"tool {called!r}", got="no docstring", do="say in its docstring what the tool does")

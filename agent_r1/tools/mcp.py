@@ -114,11 +114,11 @@ class HttpServer:
         return http.streamable_http_client(self.url, http_client=client)
 
 
-Server = StdioServer | HttpServer
+McpServer = StdioServer | HttpServer
 
 
 def mcp_tools(
-    server: str | Server,
+    server: str | McpServer,
     *,
     scope: Literal["episode", "run"] = "episode",
     timeout: float = DEFAULT_TIMEOUT,
@@ -166,7 +166,7 @@ def _make_tool(description: Any, opener: Opener[_Lease], timeout: float, prefix:
 
 
 class _Connection:
-    def __init__(self, server: Server, seed: int | None) -> None:
+    def __init__(self, server: McpServer, seed: int | None) -> None:
         self.usable = True
         self._server = server
         self._log: IO[str] | None = None
@@ -175,7 +175,7 @@ class _Connection:
         self._holder = asyncio.create_task(self._hold(seed))
 
     @classmethod
-    async def open(cls, server: Server, seed: int | None = None) -> _Connection:
+    async def open(cls, server: McpServer, seed: int | None = None) -> _Connection:
         connection = cls(server, seed)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -262,7 +262,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PerEpisode:
-    server: Server
+    server: McpServer
 
     async def open(self, task: Task, context: RolloutContext) -> _Lease:
         return _Lease(await _Connection.open(self.server, context.seed), _Connection.close)
@@ -278,7 +278,7 @@ class _SharedState:
 
 
 class _Shared:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: McpServer) -> None:
         self._server = server
         self._states: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedState] = WeakKeyDictionary()
 
@@ -301,7 +301,7 @@ class _Shared:
         return self._states.setdefault(asyncio.get_running_loop(), _SharedState())
 
 
-async def _list_tools(server: Server) -> list[Any]:
+async def _list_tools(server: McpServer) -> list[Any]:
     try:
         connection = await _Connection.open(server)
     except ConnectionError as error:

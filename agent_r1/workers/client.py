@@ -41,7 +41,7 @@ all attempts on the worker fail, and are repeated on another worker."""
 RECHECK_SECONDS = 5.0
 """The time between two checks of a failed worker, in seconds."""
 
-Found = TypeVar("Found", bound=BaseModel)
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 _ANSWER: TypeAdapter[Opened | Stepped | ModelQuery] = TypeAdapter(Opened | Stepped | ModelQuery)
 
@@ -117,8 +117,8 @@ class WorkerConnection:
         )
 
     async def converse(
-        self, path: str, request: BaseModel, kind: type[Found], models: Mapping[str, ModelClient]
-    ) -> Found:
+        self, path: str, request: BaseModel, kind: type[_Kind], models: Mapping[str, ModelClient]
+    ) -> _Kind:
         """Send a request, answer the queries of the environment to ``models``, and return the worker's answer.
 
         Raise RemoteEnvironmentError if the environment raised an error, and WorkerError for any other failure.

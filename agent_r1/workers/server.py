@@ -34,7 +34,7 @@ from agent_r1.rollout.session import close_quietly
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.store.rows import decode_messages, encode_messages
 from agent_r1.tools.execution import run_detached
-from agent_r1.web import HttpServer, RefusedBody, read_body
+from agent_r1.web import BackgroundServer, RefusedBody, read_body
 from agent_r1.workers.protocol import (
     ENVIRONMENT_FAILED,
     MAX_BODY,
@@ -54,7 +54,7 @@ from agent_r1.workers.protocol import (
     with_images,
 )
 
-Result = Opened | Stepped | ModelQuery
+EpisodeAnswer = Opened | Stepped | ModelQuery
 """The result of opening an episode or of a step, or the environment's next query to a model."""
 
 
@@ -75,7 +75,7 @@ class WorkerSession:
     _num_queries: int = 0
     _work: asyncio.Task[Opened | Stepped] | None = None
 
-    async def open(self, env: Env, task: Task, context: RolloutContext) -> Result:
+    async def open(self, env: Env, task: Task, context: RolloutContext) -> EpisodeAnswer:
         async def work() -> Opened | Stepped:
             self.episode = await run_detached(env.open(task, context))
             start = validate_messages(self.episode.start)
@@ -83,7 +83,7 @@ class WorkerSession:
 
         return await self._start(work)
 
-    async def step(self, action: Action) -> Result:
+    async def step(self, action: Action) -> EpisodeAnswer:
         episode = self.episode
         if episode is None or self._work is not None:
             raise EnvironmentFailure("the episode was not opened, or still works on another request")
@@ -93,7 +93,7 @@ class WorkerSession:
 
         return await self._start(work)
 
-    async def answer(self, answer: ModelAnswer) -> Result:
+    async def answer(self, answer: ModelAnswer) -> EpisodeAnswer:
         """Pass a model's answer to the environment, which then continues the interrupted open or step."""
         waiting = self._answers.pop(answer.query, None)
         if waiting is None:
@@ -112,7 +112,7 @@ class WorkerSession:
         if self.episode is not None:
             await close_quietly(f"closing the episode {self.name}", self.episode.close())
 
-    async def _start(self, work: Callable[[], Awaitable[Opened | Stepped]]) -> Result:
+    async def _start(self, work: Callable[[], Awaitable[Opened | Stepped]]) -> EpisodeAnswer:
         async def isolated() -> Opened | Stepped:
             with isolate(EnvironmentFailure):
                 return await work()
@@ -120,7 +120,7 @@ class WorkerSession:
         self._work = asyncio.create_task(isolated())
         return await self._advance()
 
-    async def _advance(self) -> Result:
+    async def _advance(self) -> EpisodeAnswer:
         # Wait for the end of the work, or for a query that it needs answered first.
         assert self._work is not None
         query = asyncio.ensure_future(self._queries.get())
@@ -151,7 +151,7 @@ class WorkerSession:
         return respond
 
 
-Body = TypeVar("Body", bound=BaseModel)
+_Body = TypeVar("_Body", bound=BaseModel)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 SHORTEST_TOKEN = 8
@@ -207,7 +207,7 @@ class EnvironmentWorker:
         self._host, self._port = host, port
         self._tasks = cache(lambda split: {task.id: task for task in tasks(split)})
         self._sessions: dict[str, WorkerSession] = {}
-        self._server: HttpServer | None = None
+        self._server: BackgroundServer | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
@@ -222,7 +222,7 @@ class EnvironmentWorker:
 
     def start(self) -> None:
         """Start to answer requests in the event loop of the caller. Raise InvalidInput if the port is in use."""
-        self._server = HttpServer(self._app(), self._host, self._port)
+        self._server = BackgroundServer(self._app(), self._host, self._port)
         self._sweeper = asyncio.create_task(self._close_idle())
 
     async def close(self) -> None:
@@ -319,7 +319,7 @@ class EnvironmentWorker:
             raise _RefusedRequest(404, "no such episode: it was closed, or had no request for too long")
         return session
 
-    async def _work(self, session: WorkerSession, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def _work(self, session: WorkerSession, work: Callable[[], Awaitable[EpisodeAnswer]]) -> EpisodeAnswer:
         async with session.lock:
             try:
                 return await work()
@@ -360,7 +360,7 @@ def _error(status: int, line: str) -> Response:
     return JSONResponse({"error": line}, status)
 
 
-async def _read(kind: type[Body], request: Request) -> Body:
+async def _read(kind: type[_Body], request: Request) -> _Body:
     try:
         return kind.model_validate(json.loads(await read_body(request, MAX_BODY, BODY_SECONDS)))
     except RefusedBody as error:

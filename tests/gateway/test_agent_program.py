@@ -70,7 +70,7 @@ def test_each_conversation_of_an_agent_is_recorded_with_its_messages_and_tools(e
         ask(base_url, api_key, messages=messages, tools=TOOLS)
 
     trajectory = episodes.play(run, answer)
-    aside, question = trajectory.conversations
+    aside, question = trajectory.branches
     assert [message.text for message in aside.messages] == ["Which lake?", ANSWER] and aside.tools == ()
     assert [message.text for message in question.messages] == [QUESTION["content"], ANSWER, "Sure?", ANSWER]
     assert [tool.name for tool in question.tools] == ["search"]

@@ -161,7 +161,7 @@ def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function: A
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"name": "two words"}, {"name": ""}, {"timeout": 0}, {"timeout": float("nan")}])
+@pytest.mark.parametrize("options", [{"name": "two words"}, {"name": ""}])
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     def search(query: str) -> str:
         """Search."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.core.environment import RolloutContext
-from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.envs.openenv import OpenEnv
@@ -132,8 +132,3 @@ def test_a_cancelled_episode_releases_its_session(url: str, play_episode) -> Non
         await asyncio.wait_for(play_episode(env, env.tasks(1)[0], "0"), 600)
 
     asyncio.run(cancelled())
-
-
-def test_a_limit_that_is_not_positive_is_an_error_of_one_line() -> None:
-    with pytest.raises(InvalidInput, match="sessions: got 0"):
-        OpenEnv("http://127.0.0.1:1", action=lambda text: {}, sessions=0)

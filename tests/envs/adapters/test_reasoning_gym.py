@@ -121,8 +121,6 @@ def test_scorers_that_run_answers_are_refused_by_default() -> None:
 @pytest.mark.parametrize(
     ("name", "train", "options", "line"),
     [
-        ("chain_sm", 1, {}, "dataset 'chain_sm': got Dataset 'chain_sm' not registered"),
-        ("chain_sum", 1, {"terms": 2}, "unexpected keyword argument 'terms'"),
         ("chain_sum", 5000, SMALL, "got only [0-9]+ different questions; ask for fewer"),
     ],
 )
