@@ -32,9 +32,12 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=map(str, LIES))
-def test_a_forged_message_on_the_connection_fails(sandbox: Sandbox, lie: Any) -> None:
-    assert grade(sandbox, lying(lie), "assert f() == 1").passed is False
+def test_a_forged_message_on_the_connection_fails(sandbox: Sandbox) -> None:
+    async def all_of() -> list[Verdict]:
+        tests = "assert f() == 1"
+        return await asyncio.gather(*(sandbox.grade(lying(lie), tests, calls=("f",)) for lie in LIES))
+
+    assert [verdict.passed for verdict in asyncio.run(all_of())] == [False] * len(LIES)
 
 
 def lying(message: Any) -> str:

@@ -90,13 +90,6 @@ def test_the_machine_is_probed_once_per_process(sandbox: Sandbox, monkeypatch: p
     assert len(calls) == 1
 
 
-def test_a_sandbox_can_be_made_inside_an_event_loop(sandbox: Sandbox) -> None:
-    async def make() -> str:
-        return Sandbox().isolation
-
-    assert asyncio.run(make()).startswith("bubblewrap: ")
-
-
 def test_level_none_is_explicit_logged_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
     config = SandboxConfig(level="none")
     with caplog.at_level(logging.WARNING):

@@ -29,15 +29,7 @@ def run(sandbox: Sandbox, source: str, **options: Any) -> ExecutionResult:
 
 def test_a_program_reads_its_input_and_prints(sandbox: Sandbox) -> None:
     outcome = run(sandbox, "print(int(input()) * 2)", stdin="21")
-    assert (outcome.status, outcome.stdout.text, outcome.stderr.text, outcome.error) == (
-        ExecutionStatus.OK,
-        "42\n",
-        "",
-        "",
-    )
-
-
-def test_the_input_ends(sandbox: Sandbox) -> None:
+    assert (outcome.ok, outcome.stdout.text, outcome.stderr.text, outcome.error) == (True, "42\n", "", "")
     assert "EOFError" in run(sandbox, "input()").error
 
 
@@ -71,16 +63,12 @@ def test_an_error_is_reported_as_a_python_traceback(sandbox: Sandbox) -> None:
         ("import sys; sys.exit(3)", ExecutionStatus.RAISED),
         ("x = (", ExecutionStatus.RAISED),
         ("\0", ExecutionStatus.RAISED),
-        ("raise KeyboardInterrupt", ExecutionStatus.RAISED),
         ("class E(Exception):\n    def __str__(self): raise self\nraise E", ExecutionStatus.RAISED),
-        ("raise ValueError('x' * 10**7)", ExecutionStatus.RAISED),
         ("import sys; sys.stdout = None; raise ValueError", ExecutionStatus.RAISED),
         ("f = lambda: f()\nf()", ExecutionStatus.RAISED),
-        ("x = bytearray(2**30)", ExecutionStatus.OUT_OF_MEMORY),
         ("x = []\nwhile True: x.append(' ' * 10**6 + str(len(x)))", ExecutionStatus.OUT_OF_MEMORY),
         ("import os; os._exit(0)", ExecutionStatus.DIED),
         ("import ctypes; ctypes.string_at(0)", ExecutionStatus.DIED),
-        ("import os; os.abort()", ExecutionStatus.DIED),
         ("import os; os.closerange(0, 2**16)", ExecutionStatus.DIED),
         (
             "import os\nfor fd in range(3, 2**16):\n    try: os.write(fd, b'wrong')\n    except OSError: 0",
@@ -98,12 +86,10 @@ def test_each_way_to_end_has_a_status(sandbox: Sandbox, source: str, ended: Exec
     "source",
     [
         "while True: pass",
-        "import time; time.sleep(99)",
         "import signal, time\nfor s in (1, 2, 3, 10, 12, 13, 14, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(99)",
         "import os, time\nos.close(1); os.close(2)\ntime.sleep(99)",
         "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()",
-        "def f():\n    try: f()\n    finally: f()\nf()",
         "(10 ** 10 ** 8) % 7",
     ],
 )
@@ -128,12 +114,6 @@ def test_a_flood_is_stopped(sandbox: Sandbox) -> None:
     assert outcome.status is ExecutionStatus.FLOODED
     assert outcome.stdout.data == b"x" * 1000
     assert outcome.stdout.dropped > 2**20
-
-
-def test_bytes_that_are_not_utf8_are_replaced(sandbox: Sandbox) -> None:
-    outcome = run(sandbox, "import sys; sys.stdout.buffer.write(bytes([104, 255, 0, 105]))")
-    assert outcome.stdout.data == b"h\xff\0i"
-    assert outcome.stdout.text == "h\ufffd\0i"
 
 
 def test_equal_programs_print_equal_sets(sandbox: Sandbox) -> None:
@@ -245,7 +225,7 @@ def test_no_file_descriptor_is_left_open(sandbox: Sandbox) -> None:
 
 
 def test_a_killed_trainer_leaves_no_process(sandbox: Sandbox) -> None:
-    """The programs hold the end of a pipe, which reads as closed once all of them have ended."""
+    # The programs hold the end of a pipe, which reads as closed once all of them have ended.
     trainer = """
 import asyncio, sys
 from agent_r1 import Limits, SandboxConfig
