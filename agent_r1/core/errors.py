@@ -75,8 +75,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     parts = {candidate.rpartition(".")[2]: candidate for candidate in reversed(known)}  # of equal parts, the first
     part = name.rpartition(".")[2]
-    initials = (last for last in parts if "_" in last and part == "".join(word[:1] for word in last.split("_")))
-    similar = get_close_matches(name, known, 1) or [parts[last] for last in initials]
+    # "lr" for "learning_rate" first: "trainer.lr" has more letters in common with "trainer.ranks".
+    similar = [parts[last] for last in parts if "_" in last and part == "".join(word[:1] for word in last.split("_"))]
+    similar = similar or get_close_matches(name, known, 1)
     similar = similar or [parts[last] for last in get_close_matches(part, parts, 1)]
     return f"did you mean {similar[0]!r}?" if similar else ""
 
