@@ -12,7 +12,7 @@ from agent_r1.core.files import Disk
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.training.checkpoint_files import BestStep, Snapshot, TrainProgress, copy_weights
-from agent_r1.training.monitor import Failure, MonitorState
+from agent_r1.training.monitor import FailureRecord, MonitorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -33,7 +33,7 @@ def snapshot_of(step: int, model: PreTrainedModel, best: BestStep | None = None)
 
 def monitor_state_of(step: int) -> MonitorState:
     """Return a monitor state with a value in every field."""
-    failed = Failure(AttemptId("run", "task", step, 1, 2), "reward_failed", "OSError: gone")
+    failed = FailureRecord(AttemptId("run", "task", step, 1, 2), "reward_failed", "OSError: gone")
     proxies = ((0.1 + 0.2, math.inf),)
     return MonitorState((None, failed), {"t": (failed, None)}, {"logprob_gap": step}, (0.1,), (0.2,), proxies, 3, True)
 

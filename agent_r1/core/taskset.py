@@ -82,6 +82,8 @@ class TaskSet:
     solutions: Callable[[Task], ReferenceSolutions] | None = None  # for agent-r1 check
     # the kind of a training task, for example its number of hops; each kind is spread evenly over an epoch
     kind: Callable[[Task], int] | None = None
+    # the subset of a validation task, for example "three-hop"; validation also reports the mean of each subset
+    subset: Callable[[Task], str] | None = None
     variants: Mapping[str, Env] = field(default_factory=dict)  # environments of splits that do not use ``env``
     measures: Callable[[Sequence[Trajectory]], Mapping[str, float]] | None = None  # in addition to the rewards
     sandbox: str | None = None  # the isolation of code that the policy writes; None: no such code is executed

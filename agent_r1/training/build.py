@@ -24,7 +24,7 @@ from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trai
 from agent_r1.reward_models.judge import Judge, load_judge
 from agent_r1.reward_models.network import is_reward_model, load_reward_model
 from agent_r1.reward_models.scorer import RewardModelScorer
-from agent_r1.rewards.scoring import TERMS, FunctionScorer
+from agent_r1.rewards.scoring import TERMS, FunctionScorer, RewardFunction
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits
 from agent_r1.trainer.fsdp import FsdpTrainer, RankTrainer
@@ -42,7 +42,10 @@ from agent_r1.training.preflight import (
     validation_splits,
 )
 from agent_r1.training.ray import RayCluster, RayRanks, RayServers
-from agent_r1.training.servers import VllmServers, find_hardware, plan_devices
+from agent_r1.training.servers import ServerLauncher, VllmServers, find_hardware, plan_devices
+
+DEVICES, LORA, MEMORY = "devices", "lora", "memory"
+"""Kinds of the events in ``Runtime.events``."""
 
 
 def extra_scorers(config: TrainConfig, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
@@ -50,28 +53,23 @@ def extra_scorers(config: TrainConfig, taskset: TaskSet, tokenizer: PreTrainedTo
 
     Raise InvalidInput if a reward cannot be loaded, or has the name of a reward of the task set.
     """
-    for name in config.extra_rewards:
+    terms: dict[str, RewardFunction] = {}
+    scorers: list[Scorer] = []
+    for name, source in config.extra_rewards.items():
         if name in taskset.rewards:
             do = "give it another name: the task set has a reward of this name"
-            raise InvalidInput(f"extra_rewards.{name}", got=config.extra_rewards[name], do=do)
-    return tuple(_scorers(config, tokenizer))
-
-
-def _scorers(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Scorer]:
-    terms = {name: TERMS[source] for name, source in config.extra_rewards.items() if source in TERMS}
-    if terms:
-        yield FunctionScorer(terms)
-    for name, source in config.extra_rewards.items():
+            raise InvalidInput(f"extra_rewards.{name}", got=source, do=do)
         if source in TERMS:
-            continue
-        if source.endswith(".toml"):
-            yield Judge(name, load_judge(Path(source)))
+            terms[name] = TERMS[source]
+        elif source.endswith(".toml"):
+            scorers.append(Judge(name, load_judge(Path(source))))
         elif is_reward_model(Path(source)):
-            yield RewardModelScorer(name, load_reward_model(Path(source), tokenizer))
+            scorers.append(RewardModelScorer(name, load_reward_model(Path(source), tokenizer)))
         else:
             do = f"give the folder of a reward model, a judge as FILE.toml, or one of {', '.join(TERMS)}"
             do = f"{suggest(Path(source).name, TERMS)} {do}".strip()
             raise InvalidInput(f"extra_rewards.{name}", got=source, do=do)
+    return (FunctionScorer(terms), *scorers) if terms else tuple(scorers)
 
 
 def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
@@ -88,7 +86,9 @@ def _trainer(
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
         return SingleProcessTrainer(
-            *(model, config.algorithm, settings),
+            model,
+            config.algorithm,
+            settings,
             temperature=temperature,
             teacher=teacher,
             images=policy.images,
@@ -98,7 +98,10 @@ def _trainer(
         raise InvalidInput("trainer.ranks", got=settings.ranks, do=do)
     ranks = RankGroup[RankTrainer](settings.ranks, model.device.type, launcher)
     return FsdpTrainer(
-        *(ranks, model, config.algorithm, settings),
+        ranks,
+        model,
+        config.algorithm,
+        settings,
         temperature=temperature,
         teacher=teacher,
         threads=config.threads,
@@ -107,7 +110,7 @@ def _trainer(
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The factories that make the engine and the trainer of a run.
+    """The factories that make the engine and the trainer of a run. The default is the embedded engine, and one process.
 
     Attributes:
         engine: returns an engine that serves the policy's weights. The engine may keep and change ``policy.model``.
@@ -122,16 +125,12 @@ class Placement:
     processes: str = ""
 
 
-EMBEDDED = Placement()
-"""The default placement: the embedded engine, and a trainer on this machine."""
-
-
 def resolve_placement(
     placement: Placement | None,
     config: RunConfig,
     folder: Path | None = None,
 ) -> Placement:
-    """Return ``placement``, or the default placement for the settings if ``placement`` is None.
+    """Return ``placement``, or the placement that the settings describe if ``placement`` is None.
 
     ``folder`` is the run's folder, to which the output of crashed servers is copied.
 
@@ -139,12 +138,15 @@ def resolve_placement(
     """
     if placement is not None:
         return placement
-    default, servers = EMBEDDED, VllmServers(folder)
+    ranks: RankLauncher = LOCAL_RANKS
+    servers: ServerLauncher | None = None  # child processes
+    processes = ""
     if config.placement.launcher == "ray":
         cluster = RayCluster(config, config.placement, find_hardware())
-        servers = VllmServers(folder, RayServers(cluster, config.engine.vllm.weights_folder))
-        default = Placement(trainer=partial(_trainer, launcher=RayRanks(cluster)), processes=f"Ray: {cluster}")
-    return replace(default, engine=servers.engine) if config.engine.backend == "vllm" else default
+        ranks, servers = RayRanks(cluster), RayServers(cluster, config.engine.vllm.weights_folder)
+        processes = f"Ray: {cluster}"
+    engine = VllmServers(folder, servers).engine if config.engine.backend == "vllm" else _torch_engine
+    return Placement(engine, partial(_trainer, launcher=ranks), processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,7 @@ def build_runtime(
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
-    places = [LogEvent("devices", devices)] if devices else []
-    events = (*places, *_adapter_events(config, policy), *_events(config, plan))
+    events = tuple(_events(config, policy, plan, devices))
     return Runtime(config, taskset, policy, trainer, updater, engine, placement, extra, events)
 
 
@@ -247,20 +248,16 @@ def _make_trainer(
     return trainer, updater
 
 
-def _adapter_events(config: TrainConfig, policy: Policy) -> tuple[LogEvent, ...]:
+def _events(config: TrainConfig, policy: Policy, plan: MemoryPlan, devices: str) -> Iterator[LogEvent]:
+    if devices:
+        yield LogEvent(DEVICES, devices)
     trained, total = count_adapter(policy.model), policy.model.num_parameters()
-    if not trained:
-        return ()
-    detail = f"rank {config.trainer.lora.rank}: {trained:,} weights are trained, {total - trained:,} are frozen"
-    return (LogEvent("lora", detail),)
-
-
-def _events(config: TrainConfig, plan: MemoryPlan) -> tuple[LogEvent, ...]:
-    tokens = config.trainer.micro_tokens
-    if plan.micro_tokens >= tokens:
-        return ()
-    detail = f"micro-batches have {plan.micro_tokens} tokens instead of {tokens}, so that the run takes about {plan}"
-    return (LogEvent("memory", detail),)
+    if trained:
+        detail = f"rank {config.trainer.lora.rank}: {trained:,} weights are trained, {total - trained:,} are frozen"
+        yield LogEvent(LORA, detail)
+    if plan.micro_tokens < config.trainer.micro_tokens:
+        detail = f"micro-batches have {plan.micro_tokens} tokens instead of {config.trainer.micro_tokens}, so that"
+        yield LogEvent(MEMORY, f"{detail} the run takes about {plan}")
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:

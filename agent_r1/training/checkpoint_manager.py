@@ -37,6 +37,7 @@ from agent_r1.training.checkpoint_files import (
     state_folder,
 )
 from agent_r1.training.evaluate import Method, evaluate_split
+from agent_r1.training.metrics import VALIDATION_SUBSET
 from agent_r1.training.monitor import MonitorState
 from agent_r1.training.policy import Policy
 from agent_r1.training.tables import make_cell
@@ -287,7 +288,13 @@ class CheckpointManager:
         if self._progress.best is None or em >= self._progress.best.em:
             self._progress = replace(self._progress, best=BestStep(step, em))
             self._best_weights = await run_in_thread(copy_weights, self._policy.model)
-        return {"validation_em": em, "validation_f1": statistics.fmean(result.f1 for result in results)}
+        metrics = {"validation_em": em, "validation_f1": statistics.fmean(result.f1 for result in results)}
+        if self._taskset.subset is not None:
+            by_subset: dict[str, list[float]] = {}
+            for task, result in zip(self._taskset.tasks(split), results, strict=False):
+                by_subset.setdefault(self._taskset.subset(task), []).append(result.em)
+            metrics |= {f"{VALIDATION_SUBSET}{name}": statistics.fmean(ems) for name, ems in by_subset.items()}
+        return metrics
 
     def _take_snapshot(self) -> Snapshot:
         self._saved_step = self._progress.step

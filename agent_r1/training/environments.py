@@ -81,12 +81,6 @@ def make_rollout(agent: Agent, env: Env) -> Rollout:
     return AgentLoop(agent, env)
 
 
-async def close_agents(taskset: TaskSet) -> None:
-    """Stop the gateway of the task set's agent program, if there is one."""
-    if isinstance(taskset.env, AgentProgramEnv):
-        await taskset.env.host.close()
-
-
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
 """The parts of an environment's name on a worker.
 
@@ -127,7 +121,8 @@ def with_environments(taskset: TaskSet, config: RunConfig) -> TaskSet:
 
 async def close_environments(taskset: TaskSet) -> None:
     """Stop the gateway of an agent program, or close the connections to workers."""
-    await close_agents(taskset)
+    if isinstance(taskset.env, AgentProgramEnv):
+        await taskset.env.host.close()
     if isinstance(taskset.env, RemoteEnv):
         await taskset.env.pool.close()
 

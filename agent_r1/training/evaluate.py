@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -231,30 +230,12 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
-    run = run_folder(config.model)
-    if not is_run(run):
-        base = load_policy(config, taskset, config.engine.dtype)
-        check_taskset(base, taskset, taskset.evaluation)
-        return _evaluate_on(placement, config, taskset, [base], progress)
-    folders = _base_model(run), str(find_trained_model(run))
-    base, trained = (
-        load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in folders
-    )
-    check_taskset(trained, taskset, taskset.evaluation)
-    return _evaluate_on(placement, config, taskset, [base, trained], progress)
-
-
-def _base_model(run: Path) -> str:
-    with closing(RunReader(run)) as reader:
-        config = reader.config()
-    if not isinstance(config.get("model"), str):
-        raise InvalidInput("run", got=f"{run}, whose configuration names no model", do="restore it from a copy")
-    return str(config["model"])
-
-
-def _evaluate_on(
-    placement: Placement, config: EvalConfig, taskset: TaskSet, policies: Sequence[Policy], progress: Progress
-) -> Table:
+    run, names = run_folder(config.model), [config.model]
+    if is_run(run):
+        with closing(RunReader(run)) as reader:
+            names = [str(reader.config()["model"]), str(find_trained_model(run))]  # the base model, and the trained one
+    policies = [load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in names]
+    check_taskset(policies[-1], taskset, taskset.evaluation)
     engines = [placement.engine(policy, config) for policy in policies]
     return asyncio.run(_evaluate(config, taskset, policies, engines, progress))
 
@@ -271,24 +252,20 @@ async def _evaluate(
     if config.decode.method != "plain":
         values = open_critic(config.decode, policies[-1].model)
         methods.append(guided_method(agents[-1], taskset.env, values, config.decode))
+    limits = rollout_limits(config)
     try:
-        chosen, limits = _select_methods(methods, config.methods), rollout_limits(config)
+        chosen = _select_methods(methods, config.methods)
         table = await make_table(chosen, taskset, config.n, limits, progress)
-        return replace(table, passed=await _measure_pass_at_k(config, taskset, chosen, limits, progress))
+        passed: dict[str, PassAtK] = {}
+        k, size = config.pass_k, config.pass_attempts or config.pass_k
+        for method in chosen if k else ():
+            sampling = replace(method, agent=with_temperature(method.agent, 1.0))
+            passed[method.name] = await measure_pass_at_k(sampling, taskset, config.n, k, size, limits, progress)
+        return replace(table, passed=passed)
     finally:
         await close_environments(taskset)
         for engine in engines:
             await engine.close()
-
-
-async def _measure_pass_at_k(
-    config: EvalConfig, taskset: TaskSet, methods: Sequence[Method], limits: RolloutLimits, progress: Progress
-) -> Mapping[str, PassAtK]:
-    if config.pass_k == 0:
-        return {}
-    k, size = config.pass_k, config.pass_attempts or config.pass_k
-    sampling = [replace(method, agent=with_temperature(method.agent, 1.0)) for method in methods]
-    return {m.name: await measure_pass_at_k(m, taskset, config.n, k, size, limits, progress) for m in sampling}
 
 
 def _select_methods(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:

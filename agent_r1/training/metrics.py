@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory, can_be_summed
+from agent_r1.core.trajectory import STATUS_POLICY, Group, Status, Trajectory, can_be_summed, weighted_rewards
 from agent_r1.rewards.scoring import normalize
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 REWARD_MEAN = "reward/"
 """The prefix of metrics that are means of rewards, such as ``reward/em``."""
+
+VALIDATION_SUBSET = "validation_em/"
+"""The prefix of the exact match on a subset of the validation tasks, such as ``validation_em/three-hop``."""
 
 RewardTotals = Mapping[str, float | None]
 """The total of each reward of an episode, by name; None if it could not be computed."""
@@ -28,12 +31,11 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
         sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}
     """
     totals: dict[str, float | None] = {
-        name: sum(value) if isinstance(value, tuple) else value for name, value in trajectory.rewards.items()
+        name: None if value is None else 0.0 for name, value in trajectory.rewards.items()
     }
-    for turn in trajectory.turns:
-        for rewards in (turn.rewards, *turn.call_rewards):
-            for name, value in rewards.items():
-                totals[name] = (totals.get(name) or 0.0) + value
+    for reward in weighted_rewards(trajectory, {}):
+        if (total := totals.get(reward.name, 0.0)) is not None:
+            totals[reward.name] = total + reward.value
     return totals
 
 
@@ -120,21 +122,15 @@ def score_trajectory(trajectory: Trajectory) -> EvalResult:
 
     Exact match and F1 are 0 if the attempt was not scored.
     """
-    rewards = trajectory.rewards
-    if not rewards:
+    if not trajectory.rewards:
         return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")
-    name = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards)))
+    totals = sum_rewards(trajectory)
+    name = next((name for name in EXACT_MATCH_NAMES if name in totals), next(iter(totals)))
     measure = EXACT_MATCH if name in EXACT_MATCH_NAMES else f"reward {name!r}"
-    value = _total(rewards, name)
+    value, f1 = totals[name], totals.get("f1")
     if value is None:
         return EvalResult(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
-    f1 = _total(rewards, "f1")
-    return EvalResult(value, value if f1 is None else f1, _total(rewards, "sub_match"), measure)
-
-
-def _total(rewards: Rewards, name: str) -> float | None:
-    value = rewards.get(name)
-    return sum(value) if isinstance(value, tuple) else value
+    return EvalResult(value, value if f1 is None else f1, totals.get("sub_match"), measure)
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

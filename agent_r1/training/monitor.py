@@ -27,9 +27,7 @@ from agent_r1.core.trajectory import (
     AttemptId,
     Group,
     Status,
-    Trajectory,
     can_be_summed,
-    weighted_rewards,
 )
 from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.model.weights import product_precision
@@ -37,6 +35,7 @@ from agent_r1.store.folder import run_argument
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport
 from agent_r1.training.config import TrainConfig
+from agent_r1.training.metrics import sum_rewards
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureRecord:
     """An attempt that cannot be trained on, or a valid call whose tool failed.
 
     ``kind`` is a key of ``ADVICE``: the status of the attempt, "unscored" if a reward could not be computed, or "tool".
@@ -119,8 +118,8 @@ class MonitorState:
         validation_warned: the step of the best validation at the last warning that validation falls; 0 before it.
     """
 
-    attempts: tuple[Failure | None, ...] = ()
-    calls: Mapping[str, tuple[Failure | None, ...]] = field(default_factory=dict)
+    attempts: tuple[FailureRecord | None, ...] = ()
+    calls: Mapping[str, tuple[FailureRecord | None, ...]] = field(default_factory=dict)
     streaks: Mapping[str, int] = field(default_factory=dict)
     start_entropies: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
@@ -139,16 +138,16 @@ def record_group(state: MonitorState, group: Group, excluded: Sequence[Excluded]
     for trajectory in group.trajectories if group.greedy is None else (*group.trajectories, group.greedy):
         attempt, failure = trajectory.attempt, None
         if STATUS_POLICY[trajectory.status] != "train":
-            failure = Failure(attempt, str(trajectory.status), describe_status(trajectory))
+            failure = FailureRecord(attempt, str(trajectory.status), describe_status(trajectory))
         elif attempt in unscored:
-            failure = Failure(attempt, UNSCORED, unscored[attempt])
+            failure = FailureRecord(attempt, UNSCORED, unscored[attempt])
         attempts.append(failure)
         for turn in trajectory.turns:
             for call, result in zip(turn.action.message.calls, turn.results, strict=False):
                 if result.error in INVALID_CALL_KINDS:
                     continue  # an error of the policy, which training should correct
                 text = next((part.text for part in result.parts if isinstance(part, Text)), "")
-                failure = Failure(attempt, TOOL, text) if result.error in _TOOL_FAILURES else None
+                failure = FailureRecord(attempt, TOOL, text) if result.error in _TOOL_FAILURES else None
                 calls.setdefault(call.name, []).append(failure)
     recent = {name: tuple(some[-CALL_WINDOW:]) for name, some in calls.items()}
     return replace(state, attempts=tuple(attempts[-window:]), calls=recent)
@@ -176,8 +175,8 @@ def diagnose(state: MonitorState, share: float, window: int, run: str) -> str | 
     return None
 
 
-def _diagnosis(head: str, failures: Sequence[Failure], run: str) -> str:
-    causes: dict[str, list[Failure]] = {}
+def _diagnosis(head: str, failures: Sequence[FailureRecord], run: str) -> str:
+    causes: dict[str, list[FailureRecord]] = {}
     for failure in failures:
         causes.setdefault(failure.cause, []).append(failure)
     ranked = sorted(causes.values(), key=lambda same: -len(same))
@@ -362,7 +361,7 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
         (sample.total, true)
         for selected in batch
         for sample in selected.selection.samples
-        if (true := _value(sample.trajectory, true_reward)) is not None
+        if (true := sum_rewards(sample.trajectory).get(true_reward)) is not None and can_be_summed(true)
     ]
     if not pairs:
         return {}
@@ -373,11 +372,6 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
         covariance = fmean((proxy - metrics[PROXY]) * (true - metrics[TRUE]) for proxy, true in pairs)
         metrics[CORRELATION] = covariance / spread
     return metrics
-
-
-def _value(trajectory: Trajectory, name: str) -> float | None:
-    values = [one.value for one in weighted_rewards(trajectory, {}) if one.name == name]
-    return math.fsum(values) if values and all(map(can_be_summed, values)) else None
 
 
 def check_reward_hacking(history: Sequence[tuple[float, float]]) -> Finding | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn
 
-from agent_r1.training.metrics import EXACT_MATCH_NAMES, REWARD_MEAN
+from agent_r1.training.metrics import EXACT_MATCH_NAMES, REWARD_MEAN, VALIDATION_SUBSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,13 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
     if "kl_reference" in report.metrics:
         shown.append(f"KL {report.metrics['kl_reference']:z.3f}")
     if "validation_em" in report.metrics:
-        shown.append(f"validation {report.metrics['validation_em']:z.3f}")
+        subsets = {
+            key.removeprefix(VALIDATION_SUBSET): em
+            for key, em in report.metrics.items()
+            if key.startswith(VALIDATION_SUBSET)
+        }
+        parts = f" ({', '.join(f'{name} {em:z.3f}' for name, em in subsets.items())})" if subsets else ""
+        shown.append(f"validation {report.metrics['validation_em']:z.3f}{parts}")
     if "critic/explained_variance" in report.metrics:
         shown.append(f"explained variance {report.metrics['critic/explained_variance']:z.2f}")
     if report.metrics.get("logprob_gap", 0.0) >= 1e-3:  # rounding in float32 makes it about 1e-6

@@ -16,20 +16,27 @@ from pathlib import Path
 from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
-from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_folder
+from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_argument, run_folder
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
-from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import RankDied
-from agent_r1.training.build import Placement, Runtime, build_runtime, load_and_check, rebuild_trainer, rollout_limits
+from agent_r1.training.build import (
+    DEVICES,
+    MEMORY,
+    Placement,
+    Runtime,
+    build_runtime,
+    load_and_check,
+    rebuild_trainer,
+    rollout_limits,
+)
 from agent_r1.training.checkpoint_files import CORRUPT
-from agent_r1.training.checkpoint_manager import INEXACT, ResumeState, initial_state, restore_run
+from agent_r1.training.checkpoint_manager import INEXACT, RESUMED, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
@@ -38,50 +45,123 @@ from agent_r1.training.memory_estimate import MemoryPlan
 from agent_r1.training.policy import load_policy
 from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
-from agent_r1.training.resume import DECODE_STEP, TORCH, recorded_decode_step, resolve_resume_config
+from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
 from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
 
+log = logging.getLogger(__name__)
+
 UPDATE = "update"
 """The kind of an event. Its text tells how the trainer computes an update (``TrainerBackend.arithmetic``)."""
 
-
-def decode_step_events(engine: InferenceEngine, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events about the implementation of the embedded engine's decode steps."""
-    if not isinstance(engine, TorchEngine):
-        return ()
-    if run is None:
-        return () if engine.decode_step == TORCH else (LogEvent(DECODE_STEP, engine.decode_step),)
-    with closing(RunReader(run)) as reader:
-        before = recorded_decode_step(reader)
-    return _changes(DECODE_STEP, f"decode steps are computed by {engine.decode_step}", engine.decode_step, before)
+RANKS_RESTARTED = "ranks restarted"
+PASS_AT_K_QUESTIONS = 50
 
 
-def update_events(trainer: TrainerBackend, run: Path | None) -> tuple[LogEvent, ...]:
-    """Return the events about the implementation of updates (:attr:`TrainerBackend.arithmetic`).
+def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
+    """Train a policy in a new run, compare the trained model with the baselines, and return a report.
 
-    Otherwise one event names the new implementation, and a second event reports that results can differ in their last
-    bits.
+    After SIGINT or SIGTERM, the last step is saved, unless ``checkpoint_every`` is 0. If ``placement`` is None, the
+    settings determine the placement.
+
+    Raises:
+        InvalidInput: the input cannot be used. Nothing was written.
+        RunStopped: the monitor stopped the run. The message is a diagnosis.
+        Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
     """
-    recorded: list[str] = []
+    folder = _folder_of(config)
+    require_new_run(folder)
+    taskset = _taskset_of(config, taskset)
+    runtime = build_runtime(config, taskset, placement, folder)
+    data_events = fingerprint_data(config, taskset)
+    # The folder is created last, so that a run with wrong input leaves no folder behind.
+    with closing(create_run(folder, config.model_dump(mode="json"))) as writer:
+        start = initial_state(runtime.updater)
+        start = replace(start, events=(*start.events, *data_events, *arithmetic_events(runtime)))
+        return _train_and_close(runtime, start, writer, folder, progress)
+
+
+def resume(
+    config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
+) -> TrainReport:
+    """Continue the stopped run ``config.run``, compare the trained model with the baselines, and return a report.
+
+    ``config`` is the result of :func:`agent_r1.training.resume.resolve_resume_config`.
+
+    Raises:
+        InvalidInput: the task set, the model or the data have changed; all checkpoints are corrupt or lost; or a
+            different process is writing the run.
+        RunStopped, Interrupted: see :func:`train`.
+    """
+    if taskset.name != config.taskset:
+        do = f"resume with the task set of the run, {config.taskset!r}"
+        raise InvalidInput("taskset", got=repr(taskset.name), do=do)
+    folder = run_folder(config.run)
+    taskset = _taskset_of(config, taskset)
+    with closing(reopen_run(folder)) as writer:  # also locks the run, before the models are loaded
+        data_events = fingerprint_data(config, taskset)
+        check_data_unchanged(folder, config, data_events)
+        runtime = build_runtime(config, taskset, placement, folder)
+        # Check again: another process can have changed the run after its configuration was read, before it was locked.
+        resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
+        start = restore_run(folder, runtime.policy, runtime.updater)
+        start = replace(start, events=(*start.events, *data_events, *arithmetic_events(runtime, folder)))
+        writer.open_segment(start.progress.step, config.model_dump(mode="json"))
+        return _train_and_close(runtime, start, writer, folder, progress)
+
+
+def dry_run(config: TrainConfig, taskset: TaskSet) -> MemoryPlan:
+    """Check a run as :func:`train` does, and return the memory that it would need. Start nothing, and write nothing.
+
+    Raises InvalidInput if the input cannot be used.
+    """
+    require_new_run(_folder_of(config))
+    taskset = _taskset_of(config, taskset)
+    try:
+        if config.placement.launcher == "processes":  # Ray alone knows the hardware of its cluster
+            plan_devices(config, find_hardware())
+        return load_and_check(config, taskset)[2]
+    finally:
+        asyncio.run(close_environments(taskset))
+
+
+def _folder_of(config: TrainConfig) -> Path:
+    return run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
+
+
+def _taskset_of(config: TrainConfig, taskset: TaskSet) -> TaskSet:
+    require_trackers(config.track)
+    return with_environments(with_splits(taskset, config.splits), config)
+
+
+def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
+    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is (), the task set is unchanged."""
+    return replace(taskset, evaluation=splits) if splits else taskset
+
+
+def arithmetic_events(runtime: Runtime, run: Path | None = None) -> list[LogEvent]:
+    """Return events that tell how decode steps and updates are computed.
+
+    For a resumed run, whose folder is ``run``, only changes are returned. Each change has a second event, which reports
+    that results can differ in their last bits.
+    """
+    now = {UPDATE: (runtime.trainer.arithmetic, "updates have")}
+    if isinstance(runtime.engine, TorchEngine):
+        now[DECODE_STEP] = runtime.engine.decode_step, "decode steps are computed by"
+    recorded: dict[str, str] = {}
     if run is not None:
         with closing(RunReader(run)) as reader:
-            recorded = [event.detail for event in reader.events() if event.kind == UPDATE]
-    if not recorded:
-        return (LogEvent(UPDATE, trainer.arithmetic),)
-    return _changes(UPDATE, f"updates have {trainer.arithmetic}", trainer.arithmetic, recorded[-1])
-
-
-def _changes(kind: str, report: str, now: str, before: str) -> tuple[LogEvent, ...]:
-    # Return two events if a resumed run has a new implementation of the decode steps or of the updates; () otherwise.
-    if now == before:
-        return ()
-    detail = f"{report} instead of {before}: results differ in their last bits from those of an uninterrupted run"
-    return LogEvent(kind, now), LogEvent(INEXACT, detail)
-
-
-RANKS_RESTARTED = "ranks restarted"
+            recorded = {event.kind: event.detail for event in reader.events()}  # the last event of each kind
+    events: list[LogEvent] = []
+    for kind, (implementation, report) in now.items():
+        before = recorded.get(kind)
+        if before != implementation:
+            events.append(LogEvent(kind, implementation))
+        if before not in (None, implementation):
+            detail = f"{report} {implementation} instead of {before}: results differ in their last bits"
+            events.append(LogEvent(INEXACT, f"{detail} from those of an uninterrupted run"))
+    return events
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
@@ -129,120 +209,22 @@ async def _restart(run: TrainingRun, writer: RunWriter, reason: str) -> Training
     )
 
 
-log = logging.getLogger(__name__)
-
-PASS_AT_K_QUESTIONS = 50
-
-
-def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> TrainReport:
-    """Train a policy in a new run, compare the trained model with the baselines, and return a report.
-
-    After SIGINT or SIGTERM, the last step is saved, unless ``checkpoint_every`` is 0. If ``placement`` is None, the
-    settings determine the placement.
-
-    Raises:
-        InvalidInput: the input cannot be used. Nothing was written.
-        RunStopped: the monitor stopped the run. The message is a diagnosis.
-        Interrupted: a signal stopped the run. Interrupted is a subclass of KeyboardInterrupt.
-    """
-    require_trackers(config.track)
-    taskset = with_environments(with_splits(taskset, config.splits), config)
-    folder = _folder_of(config)
-    require_new_run(folder)
-    runtime = build_runtime(config, taskset, placement, folder)
-    data_events = fingerprint_data(config, taskset)
-    writer = create_run(folder, config.model_dump(mode="json"))
-    try:
-        start = initial_state(runtime.updater)
-        numeric = (*decode_step_events(runtime.engine, None), *update_events(runtime.trainer, None))
-        start = replace(start, events=(*start.events, *data_events, *runtime.events, *numeric))
-        return _train_and_close(runtime, start, writer, TrackedRun(folder.name, folder, _tracked(config)), progress)
-    finally:
-        writer.close()
-
-
-def dry_run(config: TrainConfig, taskset: TaskSet) -> MemoryPlan:
-    """Check a run as :func:`train` does, and return the memory that it would need. Start nothing, and write nothing.
-
-    Raises InvalidInput if the input cannot be used.
-    """
-    require_trackers(config.track)
-    taskset = with_environments(with_splits(taskset, config.splits), config)
-    require_new_run(_folder_of(config))
-    try:
-        if config.placement.launcher == "processes":  # Ray alone knows the hardware of its cluster
-            plan_devices(config, find_hardware())
-        return load_and_check(config, taskset)[2]
-    finally:
-        asyncio.run(close_environments(taskset))
-
-
-def _folder_of(config: TrainConfig) -> Path:
-    return run_folder(config.run or default_run_name(config.taskset, config.algorithm.name, datetime.now()))
-
-
-def resume(
-    config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
-) -> TrainReport:
-    """Continue the stopped run ``config.run``, compare the trained model with the baselines, and return a report.
-
-    ``config`` is the result of :func:`agent_r1.training.resume.resolve_resume_config`.
-
-    Raises:
-        InvalidInput: the task set, the model or the data have changed; all checkpoints are corrupt or lost; or a
-            different process is writing the run.
-        RunStopped, Interrupted: see :func:`train`.
-    """
-    if taskset.name != config.taskset:
-        do = f"resume with the task set of the run, {config.taskset!r}"
-        raise InvalidInput("taskset", got=repr(taskset.name), do=do)
-    require_trackers(config.track)
-    taskset = with_environments(with_splits(taskset, config.splits), config)
-    folder = run_folder(config.run)
-    writer = reopen_run(folder)  # also locks the run, before the models are loaded
-    try:
-        data_events = fingerprint_data(config, taskset)
-        check_data_unchanged(folder, config, data_events)
-        runtime = build_runtime(config, taskset, placement, folder)
-        # Check again: another process can have changed the run after its configuration was read, before it was locked.
-        resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
-        start = restore_run(folder, runtime.policy, runtime.updater)
-        numeric = (*decode_step_events(runtime.engine, folder), *update_events(runtime.trainer, folder))
-        start = replace(start, events=(*start.events, *data_events, *runtime.events, *numeric))
-        writer.open_segment(start.progress.step, config.model_dump(mode="json"))
-        tracked = TrackedRun(folder.name, folder, _tracked(config), start.progress.step)
-        return _train_and_close(runtime, start, writer, tracked, progress)
-    finally:
-        writer.close()
-
-
-def with_splits(taskset: TaskSet, splits: tuple[str, ...]) -> TaskSet:
-    """Return the task set with ``splits`` as its evaluation splits. If ``splits`` is (), the task set is unchanged."""
-    return replace(taskset, evaluation=splits) if splits else taskset
-
-
 def _train_and_close(
-    runtime: Runtime, start: ResumeState, writer: RunWriter, tracked: TrackedRun, progress: Progress
+    runtime: Runtime, start: ResumeState, writer: RunWriter, folder: Path, progress: Progress
 ) -> TrainReport:
     config, taskset = runtime.config, runtime.taskset
-    progress.print_line(f"run: {tracked.folder}")
-    if taskset.validation is not None and config.evaluate_every == 0:
-        progress.print_line(
-            f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"
-        )
-    if taskset.sandbox is not None:
-        start = replace(start, events=(*start.events, LogEvent("sandbox", taskset.sandbox)))
-    for event in start.events:
-        if isinstance(event, LogEvent):
-            show = log.warning if event.kind in (CORRUPT, INEXACT) else progress.print_line
-            show(f"{event.kind}: {event.detail}")
+    _introduce(runtime, start, folder, progress)
+    sandbox = [] if taskset.sandbox is None else [LogEvent("sandbox", taskset.sandbox)]
     tools = tools_event(taskset.env_for_split("train").tools)
-    start = replace(start, events=(*start.events, tools, hardware_event(), *file_events(taskset.file)))
+    events = (*start.events, *runtime.events, *sandbox, tools, hardware_event(), *file_events(taskset.file))
+    settings = flat_settings(config.model_dump(mode="json"))
+    is_resumed = any(isinstance(event, LogEvent) and event.kind == RESUMED for event in start.events)
+    tracked = TrackedRun(folder.name, folder, settings, start.progress.step if is_resumed else None)
     recorder = TrackingRecorder(writer, config.track, tracked, progress.print_line)
     collector = make_collector(runtime, recorder, writer.run)
+    run = TrainingRun(runtime, collector, recorder, folder, replace(start, events=events), progress)
     end: RunEnd = "failed"
     try:
-        run = TrainingRun(runtime, collector, recorder, tracked.folder, start, progress)
         report = asyncio.run(_run(run, writer))
         end = "completed"
         return report
@@ -254,15 +236,47 @@ def _train_and_close(
         recorder.close(end)
 
 
+def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Progress) -> None:
+    # Print what a person wants to know before the first step. All other events are only recorded.
+    config, taskset = runtime.config, runtime.taskset
+    devices = [event.detail for event in runtime.events if event.kind == DEVICES] or [runtime.policy.model.device.type]
+    progress.print_line(
+        f"training {config.model} on {taskset.name} with {config.algorithm.name} ({', '.join(devices)}): "
+        f"{config.steps} steps of {config.groups_per_step} tasks with {config.group_size} attempts each"
+    )
+    look = f"agent-r1 show {run_argument(folder)}, or in the browser: agent-r1 view"
+    progress.print_line(f"stored in {folder}; to look at it: {look}")
+    if taskset.validation is not None and config.evaluate_every == 0:
+        progress.print_line(
+            f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"
+        )
+    for event in (*start.events, *runtime.events):
+        if isinstance(event, LogEvent) and event.kind in (CORRUPT, INEXACT):
+            log.warning("%s: %s", event.kind, event.detail)
+        elif isinstance(event, LogEvent) and event.kind in (RESUMED, MEMORY):
+            progress.print_line(f"{event.kind}: {event.detail}")
+
+
 async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
+    config = run.runtime.config
     with handle_signals(run.progress) as shutdown:
         try:
-            return await _train_and_compare(run, writer, shutdown)
+            began = time.perf_counter()
+            run.progress.start(config.steps, run.start.progress.step)
+            with _frozen_objects():
+                await train_with_restarts(run, writer, shutdown)
+            run.progress.finish()
+            seconds = time.perf_counter() - began
+            with shutdown.interruptible():
+                report = await _compare(run, seconds)
+            done = LogEvent("completed", f"{config.steps} step{'s' * (config.steps != 1)} in {seconds:.1f} s")
+            await run.recorder.record(result_event("table", table_json(report.table)), done)
+            return report
         except ShutdownRequested:
             assert shutdown.signal is not None
             name = signal.Signals(shutdown.signal).name
             await run.recorder.record(LogEvent("stopped", name))
-            restarts = run.runtime.config.checkpoint_every == 0
+            restarts = config.checkpoint_every == 0
             message = f"stopped by {name}{' without checkpoints: it would start from step 0' if restarts else ''}"
             raise Interrupted(shutdown.signal, message, run.folder) from None
         except BaseException as error:
@@ -274,30 +288,10 @@ async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
             await run.runtime.engine.close()
 
 
-def _tracked(config: TrainConfig) -> dict[str, str | int | float | bool | None]:
-    return flat_settings(config.model_dump(mode="json"))
-
-
-async def _train_and_compare(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> TrainReport:
-    config = run.runtime.config
-    began = time.perf_counter()
-    run.progress.start(config.steps, run.start.progress.step)
-    with _frozen_objects():
-        await train_with_restarts(run, writer, shutdown)
-    run.progress.finish()
-    seconds = time.perf_counter() - began
-    with shutdown.interruptible():
-        report = await _compare(run, seconds)
-    await run.recorder.record(result_event("table", table_json(report.table)))
-    await run.recorder.record(
-        LogEvent("completed", f"{config.steps} step{'s' * (config.steps != 1)} in {seconds:.1f} s")
-    )
-    return report
-
-
 @contextmanager
 def _frozen_objects() -> Iterator[None]:
-    if gc.get_freeze_count() > 0:  # The caller has frozen objects. More could not be released apart from these.
+    # The models and modules of a run live until its end. Frozen, they are not traversed by each collection of garbage.
+    if gc.get_freeze_count() > 0:  # the caller has frozen objects, and more could not be released apart from these
         yield
         return
     gc.collect()  # garbage that is frozen would never be collected

@@ -6,12 +6,10 @@ The checks stop at the first failure, because each of them uses what the checks 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,7 +28,7 @@ from agent_r1.trainer.updater import Trained
 from agent_r1.training.build import Placement, Runtime, build_runtime, group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
-from agent_r1.training.loop import WeightPublisher, make_collector
+from agent_r1.training.loop import make_collector, publish_weights
 from agent_r1.training.progress import Progress
 from agent_r1.training.run import with_splits
 from agent_r1.training.servers import ServerRefused
@@ -70,17 +68,13 @@ def smoke(
 async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]:
     results: list[CheckResult] = []
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="agent-r1-smoke-") as folder,
-            closing(WeightPublisher(runtime.engine, Path(folder))) as publisher,
-        ):
-            checks = SmokeChecks(runtime, publisher)
-            for name, check in checks.by_name.items():
-                progress.print_line(f"{name} ..")
-                try:
-                    results.append(CheckResult(name, True, await check()))
-                except (AgentR1Error, TimeoutError) as error:
-                    return [*results, CheckResult(name, False, str(error) or "it took too long")]
+        checks = SmokeChecks(runtime)
+        for name, check in checks.by_name.items():
+            progress.print_line(f"{name} ..")
+            try:
+                results.append(CheckResult(name, True, await check()))
+            except (AgentR1Error, TimeoutError) as error:
+                return [*results, CheckResult(name, False, str(error) or "it took too long")]
     finally:
         runtime.trainer.close()
         await close_environments(runtime.taskset)
@@ -91,8 +85,8 @@ async def _run_checks(runtime: Runtime, progress: Progress) -> list[CheckResult]
 class SmokeChecks:
     """The checks, in their order. Each method returns the measured numbers as text, or raises AgentR1Error."""
 
-    def __init__(self, runtime: Runtime, publisher: WeightPublisher) -> None:
-        self._runtime, self._publisher = runtime, publisher
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._groups: list[Group] = []
         self._metrics: Mapping[str, float] = {}
         self.by_name = {
@@ -106,7 +100,7 @@ class SmokeChecks:
     async def check_canary(self) -> str:
         """Publish the weights, and compare the log-probabilities of fixed prompts (the canary) on each replica."""
         update = await run_in_thread(self._runtime.updater.publish)
-        served = await self._publisher.publish(update)
+        served = await publish_weights(self._runtime.engine, update)
         if served != update.version:
             raise AgentR1Error(f"the engine reports {served} instead of {update.version}")
         return await self._compare_replicas()

@@ -1,7 +1,7 @@
 """A small inference server on loopback, and the client that makes it an InferenceEngine.
 
 The server runs a TorchEngine in an event loop of its own, with a model that it loads from a folder. It shares no memory
-with the trainer: new weights arrive as the path of a folder with safetensors.
+with the trainer: the client writes new weights to a folder, which the server loads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import threading
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from transformers import PreTrainedModel
 
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import (
@@ -26,6 +28,8 @@ from agent_r1.core.inference import (
     SamplingParams,
     WeightUpdate,
 )
+from agent_r1.core.threads import run_in_thread
+from agent_r1.inference.policy_engine import WeightFolders
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model
 
@@ -87,8 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
 class HttpEngine:
     """An InferenceEngine over the server at ``url``."""
 
-    def __init__(self, url: str, max_context: int) -> None:
-        self.capabilities = Capabilities(frozenset({"safetensors"}), max_context, deterministic=True)
+    def __init__(self, url: str, max_context: int, folder: Path) -> None:
+        self.capabilities = Capabilities(frozenset({"shared_memory"}), max_context, deterministic=True)
+        self._folders = WeightFolders(folder, None, shared_memory=False)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False)
 
@@ -111,9 +116,10 @@ class HttpEngine:
         return Completion(tuple(answer["token_ids"]), tuple(answer["logprobs"]), answer["finish_reason"], spans)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        if update.transport != "safetensors":
-            raise EngineError(f"this engine takes a folder of safetensors, got {update.transport!r}")
-        body = {"folder": str(update.handle), "version": asdict(update.version)}
+        if not isinstance(update.handle, PreTrainedModel):
+            raise EngineError(f"this engine takes a model, got {update.transport!r}")
+        folder = await run_in_thread(self._folders.write, update.handle, update.version.number)
+        body = {"folder": str(folder), "version": asdict(update.version)}
         return PolicyVersion(**await self._post("/update_weights", body))
 
     async def release(self, session_id: str) -> None:
@@ -121,6 +127,7 @@ class HttpEngine:
 
     async def close(self) -> None:
         await self._client.aclose()
+        self._folders.close()
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:

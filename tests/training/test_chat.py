@@ -22,7 +22,7 @@ from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.folder import create_run
-from agent_r1.training import build, chat
+from agent_r1.training import chat
 from agent_r1.training.build import Placement
 from agent_r1.training.config import RunConfig
 
@@ -62,7 +62,7 @@ class ScriptedPolicy:
 def script(monkeypatch: pytest.MonkeyPatch, *texts: str, context: int = 8000) -> None:
     """Let the chat talk to a scripted policy."""
     monkeypatch.setattr(chat, "load_policy", lambda *_: ScriptedPolicy(*texts, context=context))
-    monkeypatch.setattr(build, "EMBEDDED", Placement(engine=lambda *_: ScriptedEngine(None, str)))
+    monkeypatch.setattr(chat, "resolve_placement", lambda *_: Placement(engine=lambda *_: ScriptedEngine(None, str)))
 
 
 @pytest.fixture

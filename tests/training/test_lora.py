@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 from golden_base import GOLDEN_BASE
-from inference.http_engine import EngineServer, HttpEngine
 from resuming import Whole, config_of, resume
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -22,7 +21,7 @@ from agent_r1.core.errors import InvalidInput, RunStopped
 from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model.adapter import merged_copy, trained_weights
+from agent_r1.model.adapter import trained_weights
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store.reader import RunReader
@@ -133,26 +132,6 @@ def test_without_checksums_the_gap_of_the_log_probabilities_catches_it(micro: Ta
         train(micro, tmp_path / "run", Placement(engine=deaf), **unchecked)
     train(micro, tmp_path / "heard", **unchecked)  # control: the same run with an engine that loads the adapter
     assert max(gaps(tmp_path / "run")) > 0.01 > 100 * max(gaps(tmp_path / "heard"))
-
-
-@pytest.fixture
-def http_engine(tmp_path: Path) -> Iterator[Placement]:
-    servers = ExitStack()
-
-    def serve(policy: Policy, config: RunConfig) -> InferenceEngine:
-        folder = tmp_path / f"served-{len(list(tmp_path.glob('served-*')))}"
-        merged_copy(policy.model).save_pretrained(folder)
-        server = servers.enter_context(EngineServer(str(folder), policy.context_length))
-        return HttpEngine(server.url, policy.context_length)
-
-    with servers:
-        yield Placement(engine=serve)
-
-
-def test_an_engine_without_adapters_gets_merged_weights(http_engine: Placement, micro: TaskSet, tmp_path: Path) -> None:
-    train(micro, tmp_path / "run", http_engine, steps=3)
-    assert len(gaps(tmp_path / "run")) == 3 and max(gaps(tmp_path / "run")) < 1e-4
-    assert verify(tmp_path / "run").is_valid  # the engine's checksum is of the merged weights
 
 
 def test_bfloat16_rounds_the_frozen_weights_and_not_the_adapter(micro: TaskSet, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`agent-r1 train` runs on another engine: only the placement differs."""
+"""A run on another engine gives the same result: only the placement differs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import pytest
 from inference.http_engine import EngineServer, HttpEngine
 from recorded_runs import first_attempts
 
-from agent_r1.cli import main
+from agent_r1.config import Layer, resolve
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
-from agent_r1.training import build
-from agent_r1.training.build import EMBEDDED, Placement
-from agent_r1.training.config import RunConfig
+from agent_r1.tasksets import build
+from agent_r1.training.build import Placement
+from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.policy import Policy
+from agent_r1.training.progress import SilentProgress
+from agent_r1.training.run import train
 
-OPTIONS = [
-    *("--steps", "2", "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0", "--evaluate_n", "2"),
-    *("--pass_k", "0", "--max_tokens", "20", "--reward_weights.found", "1.0", "--checkpoint_every", "1", "--quiet"),
-]
+SMALL = {
+    **{"steps": 2, "groups_per_step": 2, "group_size": 4, "evaluate_every": 0, "evaluate_n": 2, "pass_k": 0},
+    **{"max_tokens": 20, "reward_weights.found": 1.0, "checkpoint_every": 1, "splits": ("style-a",)},
+}
 
 
 @pytest.fixture
@@ -34,16 +36,17 @@ def http_engines(tmp_path: Path) -> Iterator[Placement]:
         folder = tmp_path / f"served-{len(list(tmp_path.glob('served-*')))}"
         policy.model.save_pretrained(folder)
         server = servers.enter_context(EngineServer(str(folder), policy.context_length))
-        return HttpEngine(server.url, policy.context_length)
+        return HttpEngine(server.url, policy.context_length, tmp_path)
 
     with servers:
         yield Placement(engine=serve)
 
 
-def train_with(placement: Placement, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Train by the command line; return tokens, log-probabilities and rewards of all attempts of the first step."""
-    monkeypatch.setattr(build, "EMBEDDED", placement)
-    assert main(["train", *OPTIONS, "--run", str(folder)]) == 0
+def train_with(placement: Placement, folder: Path) -> list[object]:
+    """Train; return tokens, log-probabilities and rewards of all attempts of the first step."""
+    taskset = build("tinywiki", None, None, 0)
+    config = resolve(TrainConfig, [Layer("test", {**SMALL, "run": str(folder)}), Layer("recipe", taskset.recipe)])
+    train(config, taskset, SilentProgress(), placement)
     assert verify(folder).is_valid
     return first_attempts(folder)
 
@@ -53,9 +56,7 @@ def losses(folder: Path) -> list[float]:
         return [step.values["policy_loss"] for step in reader.metrics() if "policy_loss" in step.values]
 
 
-def test_train_runs_on_an_engine_behind_http(
-    http_engines: Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    embedded = train_with(EMBEDDED, tmp_path / "embedded", monkeypatch)
-    assert train_with(http_engines, tmp_path / "http", monkeypatch) == embedded != []
+def test_train_runs_on_an_engine_behind_http(http_engines: Placement, tmp_path: Path) -> None:
+    embedded = train_with(Placement(), tmp_path / "embedded")
+    assert train_with(http_engines, tmp_path / "http") == embedded != []
     assert losses(tmp_path / "http") == losses(tmp_path / "embedded")  # the second step used the new weights

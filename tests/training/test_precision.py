@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer
-from agent_r1.core.inference import Capabilities, PolicyVersion, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.training import run
 from agent_r1.training.config import MonitorConfig, TrainConfig, resolve_config
-from agent_r1.training.loop import WeightPublisher
+from agent_r1.training.loop import publish_weights
 from agent_r1.training.progress import SilentProgress, StepReport, format_step
 
 MIXED = {"engine.dtype": "bfloat16"}
@@ -39,13 +39,13 @@ def update_of(model: PreTrainedModel) -> WeightUpdate:
     return WeightUpdate(PolicyVersion(3, 3, weights_checksum(model)), "shared_memory", model)
 
 
-def test_an_engine_in_bfloat16_proves_that_it_serves_the_trainers_float32_weights(tmp_path: Path) -> None:
+def test_an_engine_in_bfloat16_proves_that_it_serves_the_trainers_float32_weights() -> None:
     async def served(publish: bool) -> PolicyVersion:
         trained, engine = make_model(), TorchEngine(make_model(), 64, EngineConfig(dtype="bfloat16"))
         assert engine.capabilities.dtype == "bfloat16"
         update = update_of(trained)
         try:
-            version = await (WeightPublisher(engine, tmp_path).publish if publish else engine.update_weights)(update)
+            version = await (publish_weights(engine, update) if publish else engine.update_weights(update))
         finally:
             await engine.close()
         return replace(version, checksum="the trainer's") if version == update.version else version
@@ -54,7 +54,7 @@ def test_an_engine_in_bfloat16_proves_that_it_serves_the_trainers_float32_weight
     assert asyncio.run(served(False)).checksum != "the trainer's"  # control: it holds other bits
 
 
-def test_weights_that_an_engine_damaged_are_found_in_any_data_type(tmp_path: Path) -> None:
+def test_weights_that_an_engine_damaged_are_found_in_any_data_type() -> None:
     async def served() -> PolicyVersion:
         engine = TorchEngine(make_model(), 64, EngineConfig(dtype="bfloat16"))
         load = engine._runner.model.load_state_dict
@@ -64,36 +64,11 @@ def test_weights_that_an_engine_damaged_are_found_in_any_data_type(tmp_path: Pat
 
         engine._runner.model.load_state_dict = damaged  # type: ignore[assignment,method-assign]
         try:
-            return await WeightPublisher(engine, tmp_path).publish(update_of(make_model()))
+            return await publish_weights(engine, update_of(make_model()))
         finally:
             await engine.close()
 
     assert asyncio.run(served()) != update_of(make_model()).version
-
-
-@dataclass
-class FolderEngine:
-    """An engine in another process: it reads folders."""
-
-    capabilities: Capabilities
-    received: WeightUpdate | None = None
-
-    async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        self.received = update
-        return update.version
-
-
-def test_folders_of_weights_have_the_engines_data_type(tmp_path: Path) -> None:
-    model = make_model()
-    for dtype in ("bfloat16", None):
-        engine: Any = FolderEngine(Capabilities(frozenset({"safetensors"}), dtype=dtype))  # type: ignore[arg-type]
-        publisher = WeightPublisher(engine, tmp_path)
-        assert asyncio.run(publisher.publish(update_of(model))) == update_of(model).version
-        found = load_file(engine.received.handle / "model.safetensors")
-        state = model.state_dict()
-        assert all(torch.equal(tensor, state[name].to(tensor.dtype)) for name, tensor in found.items())
-        assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16 if dtype else torch.float32}
-        publisher.close()
 
 
 @pytest.mark.parametrize(

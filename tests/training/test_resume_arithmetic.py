@@ -16,12 +16,11 @@ from agent_r1.data.sequences import PrefixSharing
 from agent_r1.inference import native_decode
 from agent_r1.store.reader import RunReader
 from agent_r1.trainer import single_process
-from agent_r1.training import run as run_module
 from agent_r1.training.build import build_runtime
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.resume import recorded_decode_step, resolve_resume_config
-from agent_r1.training.run import decode_step_events, resume, train, update_events
+from agent_r1.training.run import arithmetic_events, resume, train
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:
@@ -37,8 +36,8 @@ def resumed_config(run: Path, **settings: object) -> TrainConfig:
     return resolve_resume_config([Layer("test", {"run": str(run), "steps": 2, **settings})])
 
 
-def events_of_resuming(run: Path, micro: TaskSet) -> tuple[LogEvent, ...]:
-    return decode_step_events(build_runtime(resumed_config(run), micro).engine, run)
+def events_of_resuming(run: Path, micro: TaskSet) -> list[LogEvent]:
+    return arithmetic_events(build_runtime(resumed_config(run), micro), run)
 
 
 @needs_compiler
@@ -48,7 +47,7 @@ def test_a_run_records_the_native_step_and_resuming_it_without_a_compiler_is_ine
     run = short_run(micro, tmp_path / "run")
     with closing(RunReader(run)) as reader:
         native = recorded_decode_step(reader)
-    assert native.startswith("native (") and events_of_resuming(run, micro) == ()
+    assert native.startswith("native (") and events_of_resuming(run, micro) == []
     without_compiler(monkeypatch)
     step, inexact = events_of_resuming(run, micro)
     assert step == LogEvent("decode_step", "torch") and inexact.kind == "inexact"
@@ -62,7 +61,7 @@ def test_a_run_that_began_with_pytorch_continues_with_it_unless_another_step_is_
     with monkeypatch.context() as patch:
         without_compiler(patch)
         run = short_run(micro, tmp_path / "run")
-    assert resumed_config(run).engine.decode_step == "torch" and events_of_resuming(run, micro) == ()
+    assert resumed_config(run).engine.decode_step == "torch" and events_of_resuming(run, micro) == []
     assert resumed_config(run, **{"engine.decode_step": "native"}).engine.decode_step == "native"
 
 
@@ -101,16 +100,6 @@ def test_a_run_that_is_resumed_with_other_products_is_inexact(
         "results differ in their last bits from those of an uninterrupted run"
     )
     assert resume_for_a_step(run, micro, 4) == [first, second, inexact]  # compared with the last segment
-
-
-def test_a_run_of_an_earlier_version_gets_the_event_without_a_warning(
-    micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_module, "update_events", lambda trainer, run: ())
-    run = short_run(micro, tmp_path / "run")
-    assert arithmetic_events_of(run) == []
-    trainer = build_runtime(resumed_config(run), micro).trainer
-    assert update_events(trainer, run) == (LogEvent("update", trainer.arithmetic),)
 
 
 @pytest.mark.parametrize(

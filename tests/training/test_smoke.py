@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_tokenizer
 from agent_r1.tasksets import build
-from agent_r1.training.build import EMBEDDED, Runtime, build_runtime
+from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import RunConfig, TrainConfig, resolve_config
-from agent_r1.training.loop import WeightPublisher
 from agent_r1.training.policy import Policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.smoke import SmokeChecks, smoke
@@ -58,7 +57,7 @@ def deaf(policy: Policy, config: RunConfig) -> InferenceEngine:
 
 
 def test_an_engine_that_keeps_old_weights_is_named() -> None:
-    *passed, last = smoke(config_of(), TASKSET, SilentProgress(), replace(EMBEDDED, engine=deaf))
+    *passed, last = smoke(config_of(), TASKSET, SilentProgress(), Placement(engine=deaf))
     assert all(result.passed for result in passed)
     assert (last.name, last.passed) == ("publication", False)
     assert "log-probabilities differ from the trainer's" in last.detail
@@ -70,7 +69,6 @@ class Setup:
 
     runtime: Runtime
     servers: Sequence[FakeVllm]
-    publisher: WeightPublisher
     loop: asyncio.Runner
 
     def failure(self, check: Callable[[SmokeChecks], Awaitable[str]], runtime: Runtime | None = None) -> str:
@@ -78,7 +76,7 @@ class Setup:
 
         async def find() -> str:
             try:
-                await check(SmokeChecks(runtime or self.runtime, self.publisher))
+                await check(SmokeChecks(runtime or self.runtime))
             except AgentR1Error as error:
                 return str(error)
             return ""
@@ -87,7 +85,7 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def setup() -> Iterator[Setup]:
     tokenizer = load_tokenizer("tiny-base")
     with ExitStack() as stack:
         servers = [
@@ -96,9 +94,8 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         ]
         engine = {"engine.backend": "vllm", "engine.vllm.urls": tuple(server.url for server in servers)}
         runtime = build_runtime(config_of(**engine, **{"engine.vllm.stall_seconds": 60.0}), TASKSET)
-        publisher = stack.enter_context(closing(WeightPublisher(runtime.engine, tmp_path_factory.mktemp("weights"))))
         loop = stack.enter_context(asyncio.Runner())
-        yield Setup(runtime, servers, publisher, loop)
+        yield Setup(runtime, servers, loop)
         loop.run(runtime.engine.close())
 
 
