@@ -29,9 +29,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from agent_r1.model.load import quiet_transformers
-from agent_r1.retrieval.client import RemoteRetriever
+from agent_r1.retrieval.client import RemoteRetriever, open_search
 from agent_r1.retrieval.config import SearchConfig
-from agent_r1.retrieval.open import open_search
 from agent_r1.retrieval.retriever import Passage, Retriever, read_corpus
 from agent_r1.tasksets.multihop import recall
 from agent_r1.tasksets.multihop.questions import read_questions

@@ -9,8 +9,7 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import tool_call
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.retrieval.retriever import Passage
-from agent_r1.retrieval.tool import render
+from agent_r1.retrieval.retriever import Passage, render
 from agent_r1.rewards.scoring import final_answer
 
 

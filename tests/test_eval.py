@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1.cli import main
-from agent_r1.retrieval.open import open_retriever
+from agent_r1.retrieval.client import open_retriever
 from agent_r1.retrieval.retriever import BM25Index
 from agent_r1.training.checkpoint_files import save_model
 from research.tiny_base.tokenizer import make_tokenizer

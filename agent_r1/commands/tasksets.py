@@ -32,7 +32,6 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.files import atomic_dir
 from agent_r1.core.taskset import TaskSet
 from agent_r1.retrieval.config import RetrieverConfig
-from agent_r1.retrieval.protocol import Health
 from agent_r1.training.config import TasksetConfig, TrainConfig
 from agent_r1.training.progress import Progress
 from agent_r1.training.user_task import load_task_file
@@ -84,6 +83,7 @@ def play(taskset: str, split: str, number: int | None, settings: Layer, as_json:
 def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
     """Serve the search of a corpus over HTTP."""
     config = resolve(RetrieverConfig, with_file(settings, config_file))
+    from agent_r1.retrieval.client import Health
     from agent_r1.retrieval.server import serve
 
     def announce(url: str, health: Health) -> None:

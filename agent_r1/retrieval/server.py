@@ -23,9 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_r1.retrieval.config import RetrieverConfig, check
-from agent_r1.retrieval.open import build_index
-from agent_r1.retrieval.protocol import (
+from agent_r1.retrieval.client import (
     MAX_BODY,
     BatchRequest,
     BatchResponse,
@@ -34,7 +32,9 @@ from agent_r1.retrieval.protocol import (
     PassageText,
     SearchRequest,
     SearchResponse,
+    build_index,
 )
+from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.retrieval.retriever import Found, Passage, Retriever, read_corpus
 from agent_r1.web import LimitedHeadersProtocol, RefusedBody, ThreadedServer, listen, read_body
 

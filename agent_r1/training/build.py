@@ -22,8 +22,7 @@ from agent_r1.inference.engine_meter import EngineMeter, MeteredEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.reward_models.judge import Judge, load_judge
-from agent_r1.reward_models.network import is_reward_model, load_reward_model
-from agent_r1.reward_models.scorer import RewardModelScorer
+from agent_r1.reward_models.network import RewardModelScorer, is_reward_model, load_reward_model
 from agent_r1.rewards.scoring import TERMS, FunctionScorer, RewardFunction
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest, RolloutLimits

@@ -16,8 +16,7 @@ from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
-from agent_r1.retrieval.retriever import BM25Index, Passage
-from agent_r1.retrieval.tool import render
+from agent_r1.retrieval.retriever import BM25Index, Passage, render
 from agent_r1.rewards.scoring import FunctionScorer, exact_match, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.files import read_settings_file

@@ -14,10 +14,9 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
+from agent_r1.retrieval.client import build_index, open_retriever
 from agent_r1.retrieval.config import IndexConfig
-from agent_r1.retrieval.open import build_index, open_retriever
-from agent_r1.retrieval.retriever import Passage
-from agent_r1.retrieval.tool import render, search_tool, search_tool_with_question
+from agent_r1.retrieval.retriever import Passage, render, search_tool, search_tool_with_question
 from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.files import DataSettings, Splits, hash_order, read_settings, tasks_function

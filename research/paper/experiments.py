@@ -3,26 +3,295 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
+import math
 import platform
+import random
 import statistics
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 import agent_r1
 import agent_r1.tasksets
 from agent_r1.config import Layer
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput, suggest
 from agent_r1.core.files import atomic_write
+from agent_r1.store.reader import RunReader
+from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
+from agent_r1.training.progress import Progress
 from agent_r1.training.servers import processor_name
-from research.attempts_to_goal import Curve
-from research.paper.bases import Base
-from research.paper.methods import Method, Setting
+
+GOAL = 0.5
+
+WINDOW = 2
+"""The number of steps over which exact match is averaged."""
+
+RESAMPLES = 10_000
+"""The number of bootstrap samples of an interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The exact match of each step of a run, and the attempts and sampled tokens up to the step, inclusive."""
+
+    em: tuple[float, ...]
+    attempts: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    def reached(self) -> int | None:
+        """Return the index of the first step at which the mean exact match of ``WINDOW`` steps is at least ``GOAL``.
+
+        Return None if there is no such step.
+        """
+        ends = range(WINDOW, len(self.em) + 1)
+        return next((end - 1 for end in ends if statistics.fmean(self.em[end - WINDOW : end]) >= GOAL), None)
+
+    def attempts_to_goal(self) -> float:
+        """Return the number of attempts until the goal is reached; infinity if it is not."""
+        place = self.reached()
+        return math.inf if place is None else self.attempts[place]
+
+    def tokens_to_goal(self) -> float:
+        """Return the number of sampled tokens until the goal is reached; infinity if it is not."""
+        place = self.reached()
+        return math.inf if place is None else self.tokens[place]
+
+
+def read_curve(folder: Path) -> Curve:
+    """Return the curve of the finished run in ``folder``."""
+    with closing(RunReader(folder)) as reader:
+        em, tokens = reader.curve("em"), reader.curve("tokens")
+        size = reader.config()["groups_per_step"] * reader.config()["group_size"]
+    steps = sorted(em)
+    return Curve(
+        tuple(em[step] for step in steps),
+        tuple(size * (number + 1) for number in range(len(steps))),
+        tuple(map(round, itertools.accumulate(tokens[step] for step in steps))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """A median over runs with its 95 % interval. An infinite value is beyond the end of the runs."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the median as text, such as ``2,688 (2,560-never)``."""
+        value, low, high = ("never" if math.isinf(n) else f"{n:,.0f}" for n in (self.value, self.low, self.high))
+        return value if value == low == high == "never" else f"{value} ({low}-{high})"
+
+
+def median(values: Sequence[float]) -> Median:
+    """Return the median of ``values``, with an interval by a bootstrap over them. Infinity counts as a large value.
+
+    Example:
+        median([3.0, 1.0, math.inf]).value == 3.0
+    """
+    generator = random.Random(0)
+    drawn = sorted(statistics.median_low(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    low, high = (drawn[int(q * (RESAMPLES - 1))] for q in (0.025, 0.975))
+    return Median(statistics.median_low(values), low, high)
+
+
+PRETRAIN = ("-m", "research.tiny_base")
+"""The arguments of Python that pretrain a base; the folder and ``--seed`` follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model: the seed of its pretraining, its name or folder, and a hash of its weights.
+
+    Example:
+        Base(seed=1, model="runs/paper/base-1", digest="5d41402a")
+    """
+
+    seed: int
+    model: str
+    digest: str
+
+
+def prepare_base(seed: int, folder: Path, progress: Progress) -> Base:
+    """Return the base that was pretrained with ``seed``. Pretrain it in ``folder`` if it is not there.
+
+    The base of seed 0 is tiny-base, which is part of the package.
+
+    Raises:
+        AgentR1Error: if the pretraining fails.
+    """
+    if seed == 0:
+        return Base(0, TINY_BASE, _digest(TINY_BASE_FOLDER))
+    base = folder / f"base-{seed}"
+    if not (base / "recipe.json").exists():  # the file that is written last
+        arguments = (*PRETRAIN, str(base), "--seed", str(seed))
+        progress.print_line(f"base {seed}: python {' '.join(arguments)}")
+        process = subprocess.run([sys.executable, *arguments], stdin=subprocess.DEVNULL, capture_output=True)
+        if process.returncode != 0:
+            last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise AgentR1Error(f"the pretraining of base {seed} failed: {' '.join(last)}")
+    return Base(seed, str(base), _digest(base))
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:8]
+
+
+Command = Literal["train", "eval"]
+
+Setting = str | int | float | bool | tuple[str, ...]
+
+SOURCE = "arXiv 2511.14460v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Exact match as the paper reports it (arXiv 2511.14460v1, tables 3 and 4), from one run and without a spread.
+
+    Example:
+        Figures(hotpotqa=0.4405, two_wiki=0.5741, musique=0.1485, average=0.3877)
+    """
+
+    hotpotqa: float
+    two_wiki: float
+    musique: float
+    average: float
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of the paper's tables.
+
+    Attributes:
+        command: the ``agent-r1`` command that runs it.
+        settings: the settings that differ from the defaults.
+        figures: the paper's figures, None if the paper does not have this method.
+        ablates: the name of the method that this one is an ablation of.
+        table: the paper's table to which the method belongs.
+        critic: whether the method has a critic.
+
+    Example:
+        Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
+    """
+
+    name: str
+    title: str
+    command: Command
+    settings: Mapping[str, Setting]
+    figures: Figures | None = None
+    ablates: str | None = None
+    table: Literal[3, 4] = 3
+    critic: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains a model. If not, its seed would only draw other samples."""
+        return self.command == "train"
+
+    @property
+    def table_key(self) -> str:
+        """The key of this method in the table that its command prints."""
+        return "trained" if self.command == "train" else self.name
+
+
+NAIVE_RAG = Method(
+    "naive-rag", "Naive RAG", "eval", {"methods": ("naive-rag",)}, Figures(0.1916, 0.1792, 0.0277, 0.1328)
+)
+
+BASE_TOOL_CALL = Method(
+    "base-tool-call",
+    "Base Tool Call",
+    "eval",
+    {"methods": ("base-tool-call",)},
+    Figures(0.1372, 0.0891, 0.0277, 0.0847),
+)
+"""The base model with its tool, before training."""
+
+GRPO = Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
+
+COMPARED = (
+    NAIVE_RAG,
+    BASE_TOOL_CALL,
+    Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719), critic=True),
+    GRPO,
+    Method(
+        "reinforce++", "REINFORCE++", "train", {"algorithm": "reinforce++"}, Figures(0.3768, 0.4796, 0.1336, 0.3300)
+    ),
+    Method(
+        "reinforce++-baseline",
+        "REINFORCE++-baseline",
+        "train",
+        {"algorithm": "reinforce++-baseline"},
+        Figures(0.3966, 0.5406, 0.1485, 0.3619),
+    ),
+    Method("rloo", "RLOO", "train", {"algorithm": "rloo"}, Figures(0.4089, 0.5641, 0.1419, 0.3716)),
+    Method("steppo", "StepPO", "train", {"algorithm": "steppo"}, critic=True),
+)
+"""Table 3. StepPO is newer than the paper, so it has no figures."""
+
+LAMBDA_95: Mapping[str, Setting] = {"algorithm": "ppo", "algorithm.advantage.lam": 0.95}
+"""With lambda 1, GAE is the return minus the value, whatever tokens are between, so that the advantage mask could only
+change which values are whitened."""
+
+ABLATIONS = (
+    Method(
+        "ppo-95", "PPO (lambda 0.95)", "train", LAMBDA_95, Figures(0.4136, 0.5468, 0.1552, 0.3719), table=4, critic=True
+    ),
+    Method(
+        "ppo-95-no-advantage-mask",
+        "PPO (lambda 0.95) without advantage mask",
+        "train",
+        {**LAMBDA_95, "algorithm.masks.advantage": False},
+        Figures(0.3630, 0.4641, 0.1138, 0.3136),
+        ablates="ppo-95",
+        table=4,
+        critic=True,
+    ),
+    Method(
+        "ppo-95-no-masks",
+        "PPO (lambda 0.95) without both masks",
+        "train",
+        {**LAMBDA_95, "algorithm.masks.advantage": False, "algorithm.masks.loss": False},
+        Figures(0.3429, 0.4631, 0.1005, 0.3022),
+        ablates="ppo-95",
+        table=4,
+        critic=True,
+    ),
+    Method(
+        "grpo-no-loss-mask",
+        "GRPO without loss mask",
+        "train",
+        {"algorithm": "grpo", "algorithm.masks.loss": False},
+        Figures(0.4260, 0.5485, 0.1422, 0.3722),
+        ablates="grpo",
+        table=4,
+    ),
+)
+"""Table 4: the masks are switched off one after the other."""
+
+METHODS = COMPARED + ABLATIONS
+
+
+def by_name(methods: Iterable[Method]) -> Mapping[str, Method]:
+    """Return the methods by name."""
+    return {method.name: method for method in methods}
+
 
 TASKSET = "tinywiki"
 
@@ -196,3 +465,205 @@ def load_result(path: Path) -> Result | None:
     except (OSError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(str(path), got=reason, do="remove this file to run its experiment again") from None
+
+
+COLUMNS = 3
+
+REWARD, VALIDATION, FULL = "#0072B2", "#D55E00", "#7F7F7F"
+"""Colors that color-blind readers can distinguish (Okabe and Ito)."""
+
+BASES = (REWARD, VALIDATION, "#009E73", "#CC79A7", "#E69F00")
+"""The colors of the bases; further bases begin again."""
+
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A curve over seeds: the mean, lowest and highest value at each step. NaN values are left out.
+
+    Example:
+        Band(steps=(1, 2), mean=(0.3, 0.5), low=(0.2, 0.4), high=(0.4, 0.6))
+    """
+
+    steps: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def combine(curves: Sequence[Points]) -> Band:
+    """Combine the curves of several seeds."""
+    values: dict[int, list[float]] = {}
+    for step, value in (point for curve in curves for point in curve):
+        if not math.isnan(value):
+            values.setdefault(step, []).append(value)
+    steps = sorted(values)
+    return Band(
+        tuple(steps),
+        tuple(sum(values[step]) / len(values[step]) for step in steps),
+        tuple(min(values[step]) for step in steps),
+        tuple(max(values[step]) for step in steps),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The curves of a method by the seed of the base. ``full`` is the curve of the method that it ablates, if any."""
+
+    title: str
+    bases: Mapping[int, Band]
+    full: Band | None
+
+
+def make_panels(methods: Sequence[Method], results: Sequence[Result]) -> list[Panel]:
+    """Return a panel for each method that was trained."""
+    curves: dict[str, dict[int, list[Points]]] = {}
+    for result in results:
+        if result.training is not None:
+            curve = result.training.curve
+            points = tuple(zip(curve.attempts, curve.em, strict=True))
+            curves.setdefault(result.method, {}).setdefault(result.base, []).append(points)
+    full = {name: combine([one for seeds in of.values() for one in seeds]) for name, of in curves.items()}
+    return [
+        Panel(
+            method.title,
+            {base: combine(seeds) for base, seeds in sorted(curves[method.name].items())},
+            full.get(method.ablates or ""),
+        )
+        for method in methods
+        if method.name in curves
+    ]
+
+
+def draw(methods: Sequence[Method], results: Sequence[Result]) -> bytes:
+    """Return the picture as SVG. Equal results give equal bytes."""
+    panels = make_panels(methods, results)
+    rows = max(1, math.ceil(len(panels) / COLUMNS))
+    # With a fixed salt the ids inside the file, and so its bytes, are the same each time.
+    with rc_context({"svg.hashsalt": "agent-r1", "font.size": 9}):
+        figure = Figure(figsize=(9.0, 0.8 + 1.9 * rows), layout="constrained")
+        grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+        for index, axes in enumerate(grid.flat):
+            if index < len(panels):
+                _draw_panel(axes, panels[index])
+                # A panel with no panel below it shows the numbers of attempts.
+                axes.tick_params(labelbottom=index + COLUMNS >= len(panels))
+            else:
+                axes.set_visible(False)
+        _add_legend(figure, sorted({base for panel in panels for base in panel.bases}))
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, fontsize=9)
+    axes.set_ylim(-0.03, 1.03)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+    axes.axhline(GOAL, color=FULL, linestyle=":", linewidth=1)
+    if panel.full is not None:
+        axes.plot(panel.full.steps, panel.full.mean, color=FULL, linestyle="--", linewidth=1.2, zorder=3)
+    for base, band in panel.bases.items():
+        axes.fill_between(band.steps, band.low, band.high, color=_color(base), alpha=0.15, linewidth=0)
+        axes.plot(band.steps, band.mean, color=_color(base), linewidth=1.4)
+
+
+def _color(base: int) -> str:
+    return BASES[base % len(BASES)]
+
+
+def _add_legend(figure: Figure, bases: Sequence[int]) -> None:
+    """Add one legend for all panels."""
+    lines = [Line2D([], [], color=_color(base), label=f"base {base}") for base in bases]
+    lines.append(Line2D([], [], color=FULL, linestyle="--", label="with all masks, mean of all bases"))
+    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), frameon=False)
+
+
+class PaperConfig(BaseModel):
+    """Which experiments to run (one method on one base under one seed each), how large they are, and the report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    seeds: int = Field(default=3, ge=1)
+    """Number of seeds of each method that trains: 0, 1, .. seeds - 1."""
+
+    bases: int = Field(default=3, ge=1)
+    """Number of base models, pretrained with the seeds 0, 1, .. bases - 1. A base that is missing is pretrained, which
+    takes three minutes."""
+
+    jobs: int = Field(default=1, ge=1)
+    """Number of experiments that run at the same time, each in its own process on one core."""
+
+    finished: bool = False
+    """Run no experiment: write the report from the experiments that are finished."""
+
+    method: str = ""
+    """Run this method only, with --seed and --base. Its line of the table is printed and no report is written."""
+
+    seed: int | None = Field(default=None, ge=0)
+    """The seed of --method."""
+
+    base: int | None = Field(default=None, ge=0)
+    """The seed of the base of --method. The default is 0, tiny-base."""
+
+    steps: int = Field(default=24, ge=1)
+    """Optimizer steps of each training run."""
+
+    n: int = Field(default=100, ge=1)
+    """Questions per split of each evaluation."""
+
+    out: Path = Path("docs/results.md")
+    """The file for the report; learning_curves.svg is written beside it."""
+
+
+COMPARISON_ONLY = ("seeds", "bases", "jobs", "finished", "out")
+"""Settings of the whole comparison, which have no effect on a single experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """A method to run, the seed of its base, and its seed."""
+
+    method: Method
+    base: int
+    seed: int
+
+
+def select_experiments(config: PaperConfig, methods: Sequence[Method] = METHODS) -> tuple[Selected, ...]:
+    """Return the experiments to run. A method without training is run once on each base.
+
+    They are ordered by seed, then by base, so that an interrupted comparison has as many runs of one method as of
+    another.
+
+    Raises:
+        InvalidInput: if the method does not exist, or if settings contradict each other.
+    """
+    if config.method:
+        return (_select_single(config, methods),)
+    for name, value in (("seed", config.seed), ("base", config.base)):
+        if value is not None:
+            do = f"add --method NAME, or give --{name}s N"
+            raise InvalidInput(f"--{name}", got=f"{value} without --method", do=do)
+    return tuple(
+        Selected(method, base, seed)
+        for seed in range(config.seeds)
+        for base in range(config.bases)
+        for method in methods
+        if seed == 0 or method.trains
+    )
+
+
+def _select_single(config: PaperConfig, methods: Sequence[Method]) -> Selected:
+    known = by_name(methods)
+    if config.method not in known:
+        do = f"{suggest(config.method, known)} there are: {', '.join(known)}".strip()
+        raise InvalidInput("--method", got=repr(config.method), do=do)
+    if config.seed is None:
+        raise InvalidInput("--method", got=f"{config.method!r} without a seed", do="add --seed K")
+    for name in COMPARISON_ONLY:
+        if name in config.model_fields_set:
+            do = "leave one of them out: it applies to the whole comparison"
+            raise InvalidInput(f"--{name}", got="it together with --method", do=do)
+    return Selected(known[config.method], config.base or 0, config.seed)

@@ -19,7 +19,6 @@ from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.files import atomic_write
 from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import Progress
-from research.attempts_to_goal import read_curve
 from research.paper.experiments import (
     Experiment,
     Provenance,
@@ -28,6 +27,7 @@ from research.paper.experiments import (
     Training,
     current_provenance,
     load_result,
+    read_curve,
     result_file,
     save_result,
 )

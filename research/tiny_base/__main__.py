@@ -11,8 +11,14 @@ from pathlib import Path
 import torch
 
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer
-from research.tiny_base.pretrain import LEARNING_RATE, PHASES, Progress, pretrain
+from research.tiny_base.pretrain import (
+    LEARNING_RATE,
+    PHASES,
+    Progress,
+    make_initial_model,
+    make_initial_tokenizer,
+    pretrain,
+)
 
 _PRINT_EVERY = 50
 

@@ -17,8 +17,18 @@ from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from environments import shapes
 from research.tiny_base.tokenizer import make_tokenizer
-from research.tiny_vision.models import Kind, make_vision_model, save_vision_model, with_vision_tokens
-from research.tiny_vision.pretrain import PHASES, TOOLS, Phase, plan, pretrain, show
+from research.tiny_vision.models import (
+    PHASES,
+    TOOLS,
+    Kind,
+    Phase,
+    make_vision_model,
+    plan,
+    pretrain,
+    save_vision_model,
+    show,
+    with_vision_tokens,
+)
 
 WIDTH = 64
 _PRINT_EVERY = 20

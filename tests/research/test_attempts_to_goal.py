@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from research.attempts_to_goal import Curve, Median, median
+from research.paper.experiments import Curve, Median, median
 
 
 def curve(*em: float) -> Curve:

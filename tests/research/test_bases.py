@@ -8,8 +8,8 @@ import pytest
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.training.progress import SilentProgress
-from research.paper import bases
-from research.paper.bases import Base, prepare_base
+from research.paper import experiments as bases
+from research.paper.experiments import Base, prepare_base
 
 PRETRAIN = """
 import sys

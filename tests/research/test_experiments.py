@@ -16,21 +16,27 @@ from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-from research.attempts_to_goal import Curve
-from research.paper.bases import Base
-from research.paper.config import PaperConfig, Selected, select_experiments
 from research.paper.experiments import (
+    ABLATIONS,
+    COMPARED,
+    METHODS,
+    Base,
+    Curve,
     Experiment,
+    Method,
+    PaperConfig,
     Provenance,
     Result,
     Score,
+    Selected,
     Training,
+    by_name,
     current_provenance,
     load_result,
     plan_experiment,
     save_result,
+    select_experiments,
 )
-from research.paper.methods import ABLATIONS, COMPARED, METHODS, Method, by_name
 
 TINY = Base(0, "tiny-base", "09af259c")
 

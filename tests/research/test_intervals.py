@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from research.paper.intervals import Estimate, estimate, student_975
+from research.paper.report import Estimate, estimate, student_975
 
 QUANTILES = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 10: 2.22814, 30: 2.04227, 1000: 1.96234}
 

@@ -10,17 +10,26 @@ import pytest
 
 from agent_r1.cli import CONTEXT_SETTINGS, cli
 from agent_r1.core.errors import InvalidInput
-from research.attempts_to_goal import Curve
 from research.paper.__main__ import paper
-from research.paper.bases import Base
-from research.paper.compare import write_report
-from research.paper.curves import combine, draw, make_panels
-from research.paper.document import Report, make_document, markdown
-from research.paper.experiments import Provenance, Result, Score, Training
-from research.paper.intervals import Estimate
-from research.paper.methods import ABLATIONS, METHODS, Figures, Method, by_name
-from research.paper.run_experiments import Failure, Outcomes
-from research.paper.tables import (
+from research.paper.experiments import (
+    ABLATIONS,
+    METHODS,
+    Base,
+    Curve,
+    Figures,
+    Method,
+    Provenance,
+    Result,
+    Score,
+    Training,
+    by_name,
+    combine,
+    draw,
+    make_panels,
+)
+from research.paper.report import (
+    Estimate,
+    Report,
     Results,
     compare_with,
     counted,
@@ -29,7 +38,11 @@ from research.paper.tables import (
     exact_match_table,
     format_estimate,
     gather,
+    make_document,
+    markdown,
+    write_report,
 )
+from research.paper.run_experiments import Failure, Outcomes
 
 PROVENANCE = Provenance("0a1b2c3d", {"python": "3.11.7", "torch": "2.13.0"}, "AMD EPYC")
 RAG, PPO, GRPO = (by_name(METHODS)[name] for name in ("naive-rag", "ppo", "grpo"))

@@ -15,10 +15,11 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.progress import SilentProgress
-from research.paper.bases import Base
-from research.paper.compare import ExperimentsFailed, command_of, compare, comparison_json
-from research.paper.config import PaperConfig
 from research.paper.experiments import (
+    NAIVE_RAG,
+    Base,
+    Method,
+    PaperConfig,
     Result,
     Score,
     current_provenance,
@@ -26,7 +27,7 @@ from research.paper.experiments import (
     plan_experiment,
     save_result,
 )
-from research.paper.methods import NAIVE_RAG, Method
+from research.paper.report import ExperimentsFailed, command_of, compare, comparison_json
 from research.paper.run_experiments import run_experiments
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,9 @@ CONFIG = PaperConfig(seeds=1, bases=1, steps=1, n=4, jobs=2, out=Path("docs/resu
 
 INTERRUPTED = """
 from pathlib import Path
-from research.paper.compare import compare
-from research.paper.config import PaperConfig
-from research.paper.methods import NAIVE_RAG, Method
+from research.paper.report import compare
+from research.paper.experiments import PaperConfig
+from research.paper.experiments import NAIVE_RAG, Method
 from agent_r1.training.progress import SilentProgress
 
 grpo = Method("grpo", "GRPO", "train", {"algorithm": "grpo", "groups_per_step": 2, "group_size": 2})

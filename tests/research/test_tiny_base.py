@@ -19,10 +19,9 @@ from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.tasksets.tinywiki.questions import SPLITS, tasks
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.tasksets.tinywiki.wiki import ENTITIES, RELATIONS, Chain, Wiki, open_wiki
-from research.tiny_base import planner
+from research.tiny_base import examples as planner
 from research.tiny_base.examples import TOOLS, Example, ExampleMaker, Mix
-from research.tiny_base.init_model import make_initial_model, make_initial_tokenizer
-from research.tiny_base.pretrain import Phase, pretrain
+from research.tiny_base.pretrain import Phase, make_initial_model, make_initial_tokenizer, pretrain
 
 PROMPT_TOKENS = 60
 

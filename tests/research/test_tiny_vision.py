@@ -9,7 +9,7 @@ from vision_models import load_vision_model
 
 from environments import shapes
 from research.tiny_vision.__main__ import make
-from research.tiny_vision.pretrain import TOOLS, Phase, make_example, plan, show
+from research.tiny_vision.models import TOOLS, Phase, make_example, plan, show
 
 
 @pytest.fixture(autouse=True)

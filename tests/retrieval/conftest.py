@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmark_scripts import load_benchmark
 
-from agent_r1.retrieval.protocol import Health
+from agent_r1.retrieval.client import Health
 from agent_r1.retrieval.retriever import BM25Index, Passage
 from agent_r1.retrieval.server import RetrievalServer
 

@@ -17,8 +17,7 @@ from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.retrieval import retriever as bm25
-from agent_r1.retrieval.retriever import BM25Index, Passage, read_corpus
-from agent_r1.retrieval.tool import NOTHING_FOUND, render, search_tool
+from agent_r1.retrieval.retriever import NOTHING_FOUND, BM25Index, Passage, read_corpus, render, search_tool
 from agent_r1.tasksets.multihop.questions import read_questions
 from agent_r1.tools.function_tool import Tool
 

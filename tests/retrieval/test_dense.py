@@ -13,9 +13,9 @@ from benchmark_files import SHARED, real_data
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.encoder import load_encoder
 from agent_r1.retrieval import dense as vectors_module
+from agent_r1.retrieval.client import open_retriever
 from agent_r1.retrieval.config import SearchConfig, check
 from agent_r1.retrieval.dense import VECTORS, DenseIndex, FaissVectors, TorchVectors, build_faiss, open_dense
-from agent_r1.retrieval.open import open_retriever
 from agent_r1.retrieval.retriever import Passage, corpus_checksum, read_corpus
 from agent_r1.tasksets.multihop import recall
 from agent_r1.tasksets.multihop.questions import read_questions

@@ -26,12 +26,17 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
 from agent_r1.retrieval import server as server_module
-from agent_r1.retrieval.client import RemoteRetriever, open_remote
-from agent_r1.retrieval.open import open_retriever
-from agent_r1.retrieval.protocol import MAX_BODY, MAX_QUERIES, Health, SearchRequest
-from agent_r1.retrieval.retriever import BM25Index, Passage, RetrievalError
+from agent_r1.retrieval.client import (
+    MAX_BODY,
+    MAX_QUERIES,
+    Health,
+    RemoteRetriever,
+    SearchRequest,
+    open_remote,
+    open_retriever,
+)
+from agent_r1.retrieval.retriever import BM25Index, Passage, RetrievalError, search_tool
 from agent_r1.retrieval.server import RetrievalServer
-from agent_r1.retrieval.tool import search_tool
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 QUERIES = ["Who rules Alba?", "lake", "quantum", "", "Zoë", 'a "quoted" \n line']

@@ -14,8 +14,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Unscored
 from agent_r1.reward_models.evaluation import read_traces
 from agent_r1.reward_models.judge import transcript
-from agent_r1.reward_models.network import RewardModel
-from agent_r1.reward_models.scorer import RewardModelScorer
+from agent_r1.reward_models.network import RewardModel, RewardModelScorer
 from agent_r1.training.config import CriticConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.train_critic import train_critic

@@ -18,8 +18,7 @@ from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.reward_models.evaluation import read_traces, split_by_task
-from agent_r1.reward_models.network import load_reward_model
-from agent_r1.reward_models.scorer import RewardModelScorer
+from agent_r1.reward_models.network import RewardModelScorer, load_reward_model
 from agent_r1.reward_models.train import RewardModelReport, train_reward_model
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 

@@ -15,11 +15,9 @@ from agent_r1.core.errors import MAX_SHOWN, InvalidInput
 from agent_r1.core.redaction import has_redacted, redact
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
-from agent_r1.retrieval.client import RemoteRetriever
-from agent_r1.retrieval.protocol import Health
-from agent_r1.retrieval.retriever import BM25Index, Passage
+from agent_r1.retrieval.client import Health, RemoteRetriever
+from agent_r1.retrieval.retriever import BM25Index, Passage, search_tool
 from agent_r1.retrieval.server import RetrievalServer
-from agent_r1.retrieval.tool import search_tool
 from agent_r1.store.reader import RunReader
 from agent_r1.tools.mcp import HttpServer, StdioServer
 from agent_r1.training.config import TasksetConfig

@@ -10,10 +10,9 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
+from agent_r1.retrieval.client import build_index, open_retriever
 from agent_r1.retrieval.config import IndexConfig
-from agent_r1.retrieval.open import build_index, open_retriever
-from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever, unique
-from agent_r1.retrieval.tool import search_tool
+from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever, search_tool, unique
 from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1, gated_exact_match, sub_match
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.files import Splits, all_questions, read_splits, tasks_function, whole_split
