@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent_r1.rollout.scripted_agent import NullRecorder, no_gate
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +26,7 @@ import agent_r1
 from agent_r1.config import Layer
 from agent_r1.core.trajectory import Group
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.collector import Collector
+from agent_r1.rollout.collector import Collector, NullRecorder, no_gate
 from agent_r1.tasksets import build
 from agent_r1.training.build import Runtime, build_runtime, group_requests, rollout_limits
 from agent_r1.training.config import TrainConfig, resolve_config
