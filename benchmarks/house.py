@@ -26,7 +26,7 @@ import agent_r1
 from agent_r1.config import Layer
 from agent_r1.core.trajectory import Group
 from agent_r1.rollout.agent_loop import AgentLoop
-from agent_r1.rollout.collector import Collector, NullRecorder, no_gate
+from agent_r1.rollout.collector import Collector, NullRecorder
 from agent_r1.tasksets import build
 from agent_r1.training.build import Runtime, build_runtime, group_requests, rollout_limits
 from agent_r1.training.config import TrainConfig, resolve_config
@@ -96,7 +96,7 @@ def collect(runtime: Runtime, first: int, groups: int) -> AsyncIterator[Group]:
     collector = Collector(loop, runtime.taskset.scorers, NullRecorder(), "house", limits)
     tasks = runtime.taskset.tasks("train")
     requests = [next(group_requests(tasks, runtime.config, first + index)) for index in range(groups)]
-    return collector.collect(requests, no_gate)
+    return collector.collect(requests)
 
 
 async def count_calls(runtime: Runtime, episodes: CallCounter, update: CallCounter) -> None:
