@@ -157,7 +157,9 @@ def find_folder(name: str, kind: Kind) -> Path:
     if source is not None and kind_of(source) == kind:
         return source if isinstance(source, Path) else _named_folder(name, source)
     if os.path.exists(name):  # also False for text that cannot be a path
-        return _local_folder(Path(name), kind)
+        if not os.path.isdir(name):
+            raise InvalidInput(kind, got=f"{name}, which is not a folder", do="name the folder of a model")
+        return Path(name)
     if not _is_hub_name(name):
         raise InvalidInput(kind, got=f"{name or 'nothing'}, a folder that does not exist", do="name one that exists")
     try:
@@ -243,21 +245,6 @@ def _reason(error: Exception) -> str:
         case RepositoryNotFoundError():
             return "the hub has no public model of this name"
     return f"the hub cannot be reached: {first_line(error)}"
-
-
-def _local_folder(folder: Path, kind: Kind) -> Path:
-    # Reading from a pipe, a socket or a device might never end.
-    if not folder.is_dir():
-        raise InvalidInput(kind, got=f"{folder}, which is not a folder", do="name the folder of a model")
-    try:
-        existing = [path for path in sorted(folder.iterdir()) if path.exists()]
-        special = [path.name for path in existing if not path.is_file() and not path.is_dir()]
-    except OSError as error:
-        raise InvalidInput(kind, got=f"{folder}: {error.strerror}", do="name a folder that can be read") from error
-    if special:
-        got = f"{folder}, in which {special[0]} is a pipe, a socket or a device"
-        raise InvalidInput(kind, got=got, do="remove it: a model consists of files")
-    return folder
 
 
 def first_line(error: Exception) -> str:

@@ -32,10 +32,6 @@ LOGIT_TOLERANCE = 1e-6
 """Largest accepted difference between the model's logits and ``head(backbone(ids))``. The difference is divided by the
 largest absolute logit."""
 
-_SIZES = ("hidden_size", "intermediate_size", "vocab_size", "head_dim", "num_hidden_layers", "num_attention_heads")
-"""Names of sizes in config.json that are compared with the number of bytes of the weights. A size above this number is
-wrong, or weights are missing."""
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
@@ -58,7 +54,6 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         adapted = load_adapter(load_model(str(base), dtype), folder)
         check_finite(adapted, "adapter", name)
         return adapted
-    _check_declared_sizes(folder, name)
     try:
         with quiet_transformers():
             reads_images = has_vision(AutoConfig.from_pretrained(folder))
@@ -168,20 +163,6 @@ def _find_base(folder: Path) -> Path | None:
     if base_of(found) is not None:
         raise InvalidInput("adapter", got=f"{folder}, whose model {base} is an adapter too", do="merge that one")
     return found
-
-
-def _check_declared_sizes(folder: Path, name: str) -> None:
-    # Without this check, transformers would allocate memory for the size.
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        available = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        declared = {key: config[key] for key in _SIZES if isinstance(config.get(key), int)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return  # transformers reports the error when it loads the model
-    for key, value in declared.items():
-        if 0 < available < value:
-            got = f"{name}, whose config.json has {key} {value}, with weights of {available} bytes"
-            raise InvalidInput("model", got=got, do="add the weights, or correct config.json")
 
 
 def check_finite(model: nn.Module, kind: str, name: str) -> None:

@@ -23,7 +23,7 @@ from transformers import (
 from agent_r1.inference import model_runner
 from agent_r1.inference.kv_cache import CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk
-from agent_r1.inference.native_decode import LLAMA_LIKE, LlamaDecoder
+from agent_r1.inference.native_decode import LlamaDecoder
 
 
 def decode_rows(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -123,11 +123,10 @@ def test_other_models_run_through_transformers(model: PreTrainedModel) -> None:
     assert LlamaDecoder.of(model) is None
 
 
-@pytest.mark.parametrize("own", [250, 300, 400])
 @pytest.mark.parametrize("path", ["llama", "transformers"])
-def test_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows(path: str, own: int) -> None:
+def test_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows(path: str) -> None:
     """With 448 or 512 visible columns, one product of weights and values has other bits than with fewer columns."""
-    prompt = tuple(index % 50 for index in range(own))
+    prompt = tuple(index % 50 for index in range(300))
     logits = []
     for other in (5, 440, 500):
         runner = ModelRunner(make("qwen2, tied"), 64)
@@ -138,7 +137,3 @@ def test_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows(path: st
         runner.prefill([PrefillChunk(CacheSlot(block, row), (), tokens) for row, tokens in enumerate(pair)])
         logits.append(runner.decode(block, {0: 11}))
     assert equal(logits[1:], logits[:1] * 2)
-
-
-def test_each_named_architecture_is_tested() -> None:
-    assert {kind.__name__ for kind, _ in MODELS.values()} == set(LLAMA_LIKE)

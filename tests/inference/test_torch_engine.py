@@ -11,7 +11,7 @@ from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference import model_runner
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.model_runner import NARROW_PASS, WIDE_PASS, ModelRunner
+from agent_r1.inference.model_runner import ModelRunner
 from agent_r1.inference.torch_engine import TorchEngine
 
 END = 3
@@ -81,16 +81,13 @@ def conversations(tiny_model):
 
 def test_logprobs_equal_a_plain_forward_pass_over_several_turns_with_a_kv_cache(tiny_model, conversations):
     assert sum(len(turns) for turns in conversations.values()) == 192
-    assert largest_gap(tiny_model, conversations) < 1e-5
-
-
-def test_control_another_temperature_gives_other_logprobs(tiny_model, conversations):
-    assert largest_gap(tiny_model, conversations, temperature=0.8) > 1e-3
+    assert (
+        largest_gap(tiny_model, conversations) < 1e-5 < 1e-3 < largest_gap(tiny_model, conversations, temperature=0.8)
+    )
 
 
 def test_a_session_alone_gives_the_same_bits_as_among_63_others(tiny_model, conversations):
-    for name in ("0", "17", "63"):
-        assert converse_together(tiny_model, [name])[name] == conversations[name]
+    assert converse_together(tiny_model, ["17"])["17"] == conversations["17"]
 
 
 def test_the_duration_of_tool_calls_changes_no_bit(tiny_model, conversations):
@@ -337,16 +334,8 @@ def test_prompts_with_the_same_beginning_compute_it_once_with_the_same_bits(tiny
     assert together == [completion for ids in prompts for completion in asyncio.run(complete(ids))]
 
 
-def test_prefill_passes_have_fewer_rows_after_long_contexts():
-    assert [WIDE_PASS.rows(new, 0) for new in (16, 32, 256)] == [32, 16, 2]
-    assert WIDE_PASS.rows(32, 992) == 16  # up to 1,024 tokens the number of rows is the same
-    assert [WIDE_PASS.rows(32, context) for context in (2016, 4064, 16352)] == [8, 4, 1]
-    assert WIDE_PASS.rows(256, 100_000) == NARROW_PASS.rows(64, 100_000) == 1
-
-
 def test_with_fewer_rows_in_a_prefill_pass_a_session_has_the_same_bits_alone_and_among_others(tiny_model, monkeypatch):
     monkeypatch.setattr(model_runner, "MAX_PAIRS", 3 * 16 * 80)
     together = converse_together(tiny_model, [str(i) for i in range(8)])
-    for name in ("0", "7"):
-        assert converse_together(tiny_model, [name])[name] == together[name]
+    assert converse_together(tiny_model, ["7"])["7"] == together["7"]
     assert largest_gap(tiny_model, together) < 1e-5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -240,25 +239,7 @@ def test_weights_in_a_pickle_are_not_read(folder: Path) -> None:
         load_model(str(folder), torch.float32)
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
-def test_a_declared_size_beyond_the_weights_is_an_error_before_it_is_allocated(key: str, folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, key: 10**9}))
-    with pytest.raises(InvalidInput, match=rf"config\.json has {key} 1000000000, with weights of \d+ bytes"):
-        load_model(str(folder), torch.float32)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_pipe_in_the_folder_is_an_error_and_is_not_read(name: str, folder: Path) -> None:
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    for load in (lambda: load_model(str(folder), torch.float32), lambda: load_tokenizer(str(folder))):
-        with pytest.raises(InvalidInput, match=f"{name} is a pipe"):
-            load()
-
-
-def test_a_file_or_a_device_is_not_a_model(tmp_path: Path) -> None:
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{}")
-    for name in (tmp_path / "file", Path("/dev/zero")):
-        with pytest.raises(InvalidInput, match="is not a folder"):
-            load_model(str(name), torch.float32)
+    with pytest.raises(InvalidInput, match="is not a folder"):
+        load_model(str(tmp_path / "file"), torch.float32)
