@@ -30,11 +30,6 @@ SMALL: Mapping[str, Any] = {
 }
 
 
-def test_train_returns_the_table_of_the_held_out_tasks(tmp_path: Path) -> None:
-    report = agent_r1.train(ENV, TASKS, eval_tasks=HELD_OUT, run=str(tmp_path / "run"), **SMALL)
-    assert set(report.table.cells["trained"]) == {"test"}
-
-
 def test_a_trainer_trains_evaluates_and_saves_a_model_that_transformers_loads(tmp_path: Path) -> None:
     steps: list[StepReport] = []
     trainer = Trainer(ENV, TASKS, eval_tasks=HELD_OUT, run=str(tmp_path / "run"), callbacks=[steps.append], **SMALL)
@@ -48,14 +43,6 @@ def test_a_trainer_trains_evaluates_and_saves_a_model_that_transformers_loads(tm
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
     with pytest.raises(InvalidInput, match="name a new folder"):
         trainer.save_model(folder)
-
-
-def test_training_works_where_an_event_loop_runs(tmp_path: Path) -> None:
-    async def notebook() -> object:
-        return agent_r1.train(ENV, TASKS, run=str(tmp_path / "run"), **SMALL)
-
-    asyncio.run(notebook())
-    assert (tmp_path / "run" / "model").is_dir()
 
 
 def test_validation_tasks_choose_the_best_checkpoint_and_are_not_in_the_table(tmp_path: Path) -> None:

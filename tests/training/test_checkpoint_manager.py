@@ -15,7 +15,7 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader
-from agent_r1.store.verification import run_digest, verify
+from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
@@ -65,18 +65,6 @@ def test_only_timings_are_not_reproducible(run: Path) -> None:
         measured = {name for name in more.values if "second" in name or name.startswith("engine/")}
         assert measured == more.values.keys() - one.values.keys()
         assert {"reward", "em"} <= one.values.keys()
-
-
-def test_runs_with_equal_seeds_have_equal_digests_whatever_their_names(
-    taskset: TaskSet, run: Path, tmp_path: Path
-) -> None:
-    digests = []
-    for name, changes in (("again", {}), ("other seed", {"seed": 1})):
-        train(config_of(taskset, tmp_path / name, **changes), taskset, SilentProgress())
-        with closing(RunReader(tmp_path / name)) as reader:
-            digests.append(run_digest(reader))
-    with closing(RunReader(run)) as reader:
-        assert digests[0] == run_digest(reader) != digests[1]
 
 
 def test_training_can_continue_from_the_newest_checkpoint(taskset: TaskSet, run: Path) -> None:
@@ -141,7 +129,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_file_size_limit_stops_the_run_with_one_line(tmp_path: Path) -> None:
     """The trainer's state is larger than the limit, the model and the database are not."""
     arguments = ["train", "--run", str(tmp_path / "run"), "--quiet", "--checkpoint_every", "1"]
-    small = [f"--{name}={value}" for name, value in {**SMALL, "steps": 2, "evaluate_n": 2}.items()][:-1]
+    small = [f"--{name}={value}" for name, value in {**SMALL, "steps": 1, "evaluate_n": 2}.items()][:-1]
     ended = run_python("-c", FULL_DISK, *arguments, *small)
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1, ended.stderr
     assert "step-1 could not be written" in ended.stderr

@@ -1,6 +1,7 @@
 """A run is resumed only with the questions and passages it began with, wherever their files are."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -113,31 +114,41 @@ def test_every_field_of_a_task_is_covered(what: str, micro: TaskSet, tmp_path: P
     assert digest(own) == digest([one(), one(id="b")]) != digest(OTHERS[what])
 
 
+@pytest.fixture(scope="module")
+def trained(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, object]:
+    """A run that stopped after its first step, the questions that it began with, and what the whole run made."""
+    place = tmp_path_factory.mktemp("trained")
+    questions = place / "my questions.json"
+    questions.write_text("[1]")
+    made = train_with_images(micro, place, {"steps": 2, "data": questions})
+    return place / "step-2", questions, made
+
+
 def test_a_run_with_changed_questions_is_refused_and_opens_no_segment(
-    micro: TaskSet, questions: Path, tmp_path: Path
+    micro: TaskSet, trained: tuple[Path, Path, object]
 ) -> None:
-    train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
+    run, questions, _ = trained
     questions.write_text("[2]")
     with pytest.raises(InvalidInput, match=r"^data: got others than the run's: sha256 .*; put back what"):
-        resume(micro, tmp_path / "step-2")
+        resume(micro, run)
     fewer = replace(micro, tasks=lambda split: micro.tasks(split)[1:])
     questions.write_text("[1]")
     with pytest.raises(InvalidInput, match=r"^tasks: got others than the run's: sha256 .*; put back what"):
-        resume(fewer, tmp_path / "step-2")
-    assert verify(tmp_path / "step-2").segments == 1
-
-
-def test_the_questions_can_be_moved(micro: TaskSet, questions: Path, tmp_path: Path) -> None:
-    made = train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
-    moved = questions.rename(tmp_path / "moved.json")
-    assert resume(micro, tmp_path / "step-2", data=moved) == made
+        resume(fewer, run)
+    assert verify(run).segments == 1
 
 
 @pytest.mark.parametrize("other", [{"data": "hf:owner/name"}, {"corpus": "http://127.0.0.1:8000"}])
 def test_data_without_a_fingerprint_cannot_change(
-    other: dict[str, str], micro: TaskSet, questions: Path, tmp_path: Path
+    other: dict[str, str], micro: TaskSet, trained: tuple[Path, Path, object]
 ) -> None:
-    train_with_images(micro, tmp_path, {"steps": 2, "data": questions})
     [what] = other
     with pytest.raises(InvalidInput, match=f"^{what}: got .*; leave it out: .* continues with .*cannot be compared"):
-        resume(micro, tmp_path / "step-2", **other)
+        resume(micro, trained[0], **other)
+
+
+def test_the_questions_can_be_moved(micro: TaskSet, trained: tuple[Path, Path, object], tmp_path: Path) -> None:
+    run, questions, made = trained
+    moved = Path(shutil.copy(questions, tmp_path / "moved.json"))
+    copied = Path(shutil.copytree(run, tmp_path / "step-2"))
+    assert resume(micro, copied, data=moved) == made
