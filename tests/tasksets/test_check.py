@@ -104,7 +104,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TaskSet]:
     return cache(lambda name: SMALL[name](tmp_path_factory.mktemp("data")))
 
 
-def checked(taskset: TaskSet, n: int = 4) -> CheckReport:
+def checked(taskset: TaskSet, n: int = 2) -> CheckReport:
     return check(taskset, SilentProgress(), n=n)
 
 
@@ -121,7 +121,7 @@ def test_right_solutions_pass_and_wrong_solutions_fail(name: str, small: Callabl
     assert found.wrong.passed == found.wrong.played >= 3 * sum(found.tasks.values())
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["tinywiki", "hotpotqa", "environments/orders.py"])
 @pytest.mark.parametrize(("mark", "side"), [(1.0, "wrong"), (0.0, "gold")])
 def test_a_constant_scorer_fails_the_check(name: str, mark: float, side: str, small: Callable[[str], TaskSet]) -> None:
     taskset = small(name)
