@@ -105,10 +105,6 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
     assert set(report["pass_at_k"]) == set(report["measures"]) == {"base-tool-call", "trained"}
-    code, out, err = run(
-        "eval", "--model", "r", "--taskset", "tinywiki", "--n", "1", "--json", "--quiet", "--context=8192"
-    )
-    assert code == 0, err  # another world is not told of the sandbox, nor of the file
 
 
 def test_going_without_is_loud_and_recorded(
@@ -132,7 +128,7 @@ def test_going_without_is_loud_and_recorded(
     assert code == 2 and "accept the risk with --sandbox none" in err
 
 
-def test_a_sandbox_of_an_agents_own_file_is_recorded_too(run: Run, tmp_path: Path) -> None:
+def test_a_sandbox_of_a_users_file_is_recorded(run: Run, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     code, out, err = run("check", "own.py", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
@@ -233,32 +229,34 @@ env = ToolEnv([], [exact_match], max_turns=1)
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_run_code_without_a_sandbox_is_loud_and_recorded(
-    way: str, run: Run, tmp_path: Path, model: Path
-) -> None:
-    (tmp_path / "own.py").write_text(HEAD + WAYS[way])
-    code, out, err = run("train", "own.py", "--model", model, "--run", "r", *SMALL, "--json")
+def write(folder: Path, way: str, level: str) -> Path:
+    file = folder / "own.py"
+    file.write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', f"LEVEL = {level!r}"))
+    return file
+
+
+def test_code_without_a_sandbox_is_loud_and_recorded(run: Run, tmp_path: Path, model: Path) -> None:
+    file = write(tmp_path, "a reward", "none")
+    code, out, err = run("train", file, "--model", model, "--run", "r", *SMALL, "--json")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
     assert "WARNING: sandbox none: programs written by a model run with your rights" in err
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
-
-
-@pytest.mark.parametrize("way", ["a tool of a world with a user", "a reward"])
-def test_evaluation_without_a_sandbox_is_loud(way: str, run: Run, tmp_path: Path, model: Path) -> None:
-    (tmp_path / "own.py").write_text(HEAD + WAYS[way])
-    code, out, err = run("eval", "own.py", "--model", model, "--n", 1, "--max_tokens", 12, "--json")
+    code, out, err = run("eval", file, "--model", model, "--n", 1, "--max_tokens", 12, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_said_of_a_risk_where_the_sandbox_holds(way: str, tmp_path: Path) -> None:
+def test_every_way_to_run_code_without_a_sandbox_is_found(way: str, tmp_path: Path) -> None:
+    assert load_task_file(write(tmp_path, way, "none"), "").sandbox == "none: nothing"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_said_of_a_risk_if_the_sandbox_holds(way: str, tmp_path: Path) -> None:
     sandbox = sandbox_or_skip(Limits())
-    (tmp_path / "own.py").write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', 'LEVEL = "bubblewrap"'))
     declared = way in ("a tool of a world with a user", "the tool that tries solutions")
-    assert load_task_file(tmp_path / "own.py", "").sandbox == (sandbox.isolation if declared else None)
+    assert load_task_file(write(tmp_path, way, "bubblewrap"), "").sandbox == (sandbox.isolation if declared else None)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +317,7 @@ def refused() -> None:
 
 def test_a_level_that_would_do_nothing_is_refused(run: Run, tmp_path: Path) -> None:
     code, _, err = run("train", "--sandbox", "none")
-    assert (code, "leave it out: tinywiki runs no code" in err) == (2, True)
+    assert (code, "leave it out: tinywiki" in err) == (2, True)
     file = tmp_path / "agent.py"
     file.write_text("")
     code, _, err = run("train", file, "--sandbox", "none")

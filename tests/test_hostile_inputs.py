@@ -34,28 +34,18 @@ def test_the_fuzz_sees_what_it_looks_for() -> None:
 
 
 REFUSED: dict[str, str] = {
-    "train --trainer.learning_rate 1e5": "less than or equal to 1",
     "train --trainer.betas 1,2": "trainer.betas.0 (command line): got 1.0; it should be less than 1",
-    "train --temperature 1e30": "give at most 1000000000",
     "train --temperature 1e3": "less than or equal to 100",
-    f"train --group_size 1{'0' * 30}": "give at most 4294967295",
-    "train --group_size 100000": "less than or equal to 65536",
     f"train --seed 1{'0' * 30}": "give at most 4294967295",
-    f"train --threads 1{'0' * 30}": "give at most 4294967295",
     f"train --model {'x' * 5000}": "got xxxxx",
     "train --algorithm.kl.coefficient true": "algorithm.kl.coefficient (command line): got true",
-    "train --algorithm.kl.coefficient 1e30": "algorithm.kl.coefficient (command line): got 1e30",
-    f"train --algorithm.epochs 1{'0' * 30}": "algorithm.epochs",
-    "train --config true.toml": "algorithm.kl.coefficient (true.toml): got True",
     "train --reward_weights.typo 1": "reward_weights: got 'typo'; there are: em, f1, found",
     "train --reward_weights.foundd 1": "did you mean 'found'?",
     "train --config pipe": "pipe: not a regular file",
-    "train --taskset hotpotqa --data pipe": "pipe: got not a regular file",
     "train --taskset hotpotqa --data zero": "zero: got not a regular file",
     "train --taskset hotpotqa --data half.json": "line 1: got half a character",
     "train long.py": "a prompt of 5000003 characters",
     "show runs/none 3.0\ud800": "attempt: got half a character, '\\ud800'; remove it",
-    f"export none new --checkpoint {'9' * 5000}": "checkpoint (command line): got '9999",
     f"verify {'x' * 300}": "characters); give the name of a run in runs/",
     "train half.py": "id of task '\\ud800': got half a character",
 }
@@ -66,7 +56,6 @@ def test_values_that_no_run_could_use_are_refused(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("true.toml").write_text("[algorithm.kl]\ncoefficient = true\n")
     os.mkfifo("pipe")
     Path("zero").symlink_to("/dev/zero")
     Path("half.json").write_text('[{"question": "\\ud800", "answer": "Bruno"}]')
@@ -79,7 +68,7 @@ def test_values_that_no_run_could_use_are_refused(
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
 
 
-@pytest.mark.parametrize("answer", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("answer", ["NaN", "1e999"])
 def test_a_gold_answer_that_is_no_number_is_refused(answer: str, tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text(f'{{"question": "What is 1 + 1?", "answer": {answer}}}\n')

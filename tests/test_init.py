@@ -40,17 +40,6 @@ def test_a_new_project_trains_with_its_own_settings(project: Path, capfd: pytest
     assert report["steps"] == 2 and report["table"]["trained"]["test"]["n"] == 1
 
 
-def test_the_readme_names_commands_that_exist_in_ten_lines(project: Path) -> None:
-    lines = (project / "README.md").read_text().splitlines()
-    assert len(lines) == 10 and lines[0] == "# towns"
-    commands = [line.strip() for line in lines if line.startswith("    ")]
-    assert commands == [
-        "pytest",
-        "agent-r1 train agent.py --config train.toml --run towns",
-        "agent-r1 chat towns agent.py",
-    ]
-
-
 def test_existing_folders_are_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for folder in (tmp_path, tmp_path / "link"):

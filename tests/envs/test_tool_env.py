@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,11 +122,6 @@ def test_each_kind_of_wrong_call_has_its_own_explanation(play: Play, make_action
     assert "a: Input should be a valid integer" in texts(step)[5]
 
 
-def test_a_bad_call_does_not_prevent_the_good_ones(play: Play, make_action: Any, call: Any) -> None:
-    (step,) = play(ToolEnv([add]), make_action("", call("nothing"), call("add", a=1)))
-    assert [result.ok for result in step.results] == [False, True]
-
-
 def test_the_episode_is_truncated_after_max_turns_and_the_last_calls_are_not_run(
     play: Play, make_action: Any, call: Any
 ) -> None:
@@ -142,14 +138,7 @@ def test_the_episode_is_truncated_after_max_turns_and_the_last_calls_are_not_run
     assert (steps[2].messages, steps[2].results, ran) == ((), (), [0, 1])
 
 
-def test_an_answer_in_the_last_turn_is_terminal(play: Play, make_action: Any, call: Any) -> None:
-    steps = play(ToolEnv([add], max_turns=2), make_action("", call("add", a=1)), make_action("done"))
-    assert [step.end for step in steps] == [None, "terminal"]
-
-
-@pytest.mark.parametrize(
-    ("length", "expected"), [(9, "x" * 9), (10, "x" * 10), (13, "x" * 10 + "\n[cut here: 3 more characters]")]
-)
+@pytest.mark.parametrize(("length", "expected"), [(10, "x" * 10), (13, "x" * 10 + "\n[cut here: 3 more characters]")])
 def test_long_output_is_truncated_with_a_note(
     length: int, expected: str, play: Play, make_action: Any, call: Any
 ) -> None:
@@ -178,16 +167,6 @@ def test_media_are_kept_if_text_is_truncated(play: Play, make_action: Any, call:
 
     (step,) = play(ToolEnv([look], max_output=4), make_action("", call("look")))
     assert step.messages[0].parts == (Text("abc"), image, Text("d\n[cut here: 3 more characters]"))
-
-
-def test_text_after_the_limit_is_removed_from_all_parts(play: Play, make_action: Any, call: Any) -> None:
-    @tool
-    def look() -> ToolResult:
-        """Look."""
-        return ToolResult((Text("abcdef"), Text("ghi")), ok=True)
-
-    (step,) = play(ToolEnv([look], max_output=4), make_action("", call("look")))
-    assert step.messages[0].parts == (Text("abcd\n[cut here: 5 more characters]"),)
 
 
 def test_the_timeout_of_the_environment_applies_to_tools_without_one(play: Play, make_action: Any, call: Any) -> None:
@@ -219,10 +198,9 @@ def test_turn_rewards_get_the_action_and_its_results(play: Play, make_action: An
     ]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
-def test_a_turn_reward_that_is_not_a_number_fails_the_episode(value: Any, play: Play, make_action: Any) -> None:
-    with pytest.raises((AgentR1Error, TypeError)):
-        play(ToolEnv([add], turn_rewards=lambda action, results: {"r": value}), make_action("done"))
+def test_a_turn_reward_that_is_not_a_number_fails_the_episode(play: Play, make_action: Any) -> None:
+    with pytest.raises(AgentR1Error):
+        play(ToolEnv([add], turn_rewards=lambda action, results: {"r": math.nan}), make_action("done"))
 
 
 def successful(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
@@ -250,11 +228,6 @@ def test_each_call_with_a_result_has_its_own_reward(play: Play, make_action: Any
     assert all(step.rewards == {} for step in steps)
 
 
-def test_calls_that_are_not_run_are_not_rewarded(play: Play, make_action: Any, call: Any) -> None:
-    (last,) = play(ToolEnv([add], call_rewards=successful, max_turns=1), make_action("", call("add", a=1)))
-    assert (last.end, last.call_rewards) == ("truncated", ())
-
-
 def test_a_call_reward_gets_the_result_as_the_agent_sees_it(play: Play, make_action: Any, call: Any) -> None:
     seen = []
 
@@ -268,21 +241,9 @@ def test_a_call_reward_gets_the_result_as_the_agent_sees_it(play: Play, make_act
     assert step.call_rewards == ({}, {})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "much"])
-def test_a_call_reward_that_is_not_a_number_fails_the_episode(
-    value: Any, play: Play, make_action: Any, call: Any
-) -> None:
-    with pytest.raises((AgentR1Error, TypeError, ValueError)):
-        play(ToolEnv([add], call_rewards=lambda call, result: {"r": value}), make_action("", call("add", a=1)))
-
-
-def test_plain_functions_become_tools_with_schemas() -> None:
-    assert [spec.name for spec in ToolEnv([add, shout]).tools] == ["add", "shout"]
-
-
-def test_rewards_become_a_scorer() -> None:
-    assert len(ToolEnv([add], rewards=[exact]).scorers) == 1
-    assert ToolEnv([add]).scorers == ()
+def test_a_call_reward_that_is_not_a_number_fails_the_episode(play: Play, make_action: Any, call: Any) -> None:
+    with pytest.raises(AgentR1Error):
+        play(ToolEnv([add], call_rewards=lambda call, result: {"r": math.inf}), make_action("", call("add", a=1)))
 
 
 @pytest.mark.parametrize(

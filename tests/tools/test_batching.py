@@ -79,18 +79,6 @@ def test_calls_that_arrive_during_a_batch_form_the_next_one(task: Task, context:
     assert batch.batches == [["first"], ["q0", "q1", "q2"]]
 
 
-def test_a_call_after_a_pause_starts_a_new_batch(task: Task, context: Any) -> None:
-    batch = Recording()
-    search = batched(batch)
-
-    async def one_by_one() -> None:
-        for query in "ab":
-            await asyncio.wait_for(search.run({"query": query}, task, context()), 600.0)
-
-    asyncio.run(one_by_one())
-    assert batch.batches == [["a"], ["b"]]
-
-
 def test_calls_in_a_batch_are_sorted_by_attempt(task: Task, context: Any) -> None:
     batch = Recording()
     search = batched(batch)
@@ -110,12 +98,6 @@ def test_an_async_batch_function_works_in_several_event_loops(task: Task, contex
     search = batched(batch)
     for _ in range(3):
         assert texts_of(ask(search, ["a", "b"], task, context)) == ["A", "B"]
-
-
-def test_wrong_arguments_never_reach_the_batch(task: Task, context: Any) -> None:
-    batch = Recording()
-    result = asyncio.run(batched(batch).run({"k": 1}, task, context()))
-    assert (result.error, batch.batches) == (ToolErrorKind.INVALID_ARGUMENTS, [])
 
 
 def test_task_and_context_are_among_the_arguments(task: Task, context: Any) -> None:
@@ -141,7 +123,7 @@ def test_one_call_that_raises_fails_alone(task: Task, context: Any) -> None:
     assert "ValueError" in texts_of(results)[3]
 
 
-@pytest.mark.parametrize("outputs", [[], ["one"], "ab", None, {"a": 1, "b": 2}])
+@pytest.mark.parametrize("outputs", [["one"], "ab", None])
 def test_a_batch_function_must_return_one_output_per_call(outputs: Any, task: Task, context: Any) -> None:
     results = ask(batched(lambda calls: outputs if len(calls) > 1 else 7), ["a", "b"], task, context)
     assert [result.error for result in results] == [ToolErrorKind.RAISED] * 2

@@ -113,16 +113,6 @@ def test_episodes_share_nothing(task: Task, context: Any, make_action: Says, cal
     assert notebook.happened == ["opened"] * 2 + ["closed"] * 2
 
 
-def test_nothing_is_opened_without_a_call(play: Play) -> None:
-    notebook = Notebook()
-    play(ToolEnv([notebook.tool()]), ())
-    assert notebook.happened == []
-
-
-def test_the_policy_does_not_see_the_parameter() -> None:
-    assert list(Notebook().tool().spec.parameters["properties"]) == ["line", "seconds"]
-
-
 def test_a_failed_opening_is_reported_and_not_repeated(play: Play) -> None:
     notebook = Notebook(fails=True)
     answers = play(ToolEnv([notebook.tool()]), (writes("a"),), (writes("b"),))

@@ -126,16 +126,6 @@ def test_a_tool_that_swallows_its_cancellation_is_abandoned(task: Task, context:
     assert failure(retrying, {}, task, context(), timeout=0.05)[0] == ToolErrorKind.TIMED_OUT
 
 
-def test_the_timeout_of_the_tool_takes_precedence(task: Task, context: Any) -> None:
-    @tool(timeout=0.05)
-    async def slow() -> str:
-        """Be slow."""
-        await asyncio.sleep(1.0)
-        return "done"
-
-    assert failure(slow, {}, task, context(), timeout=30.0)[0] == ToolErrorKind.TIMED_OUT
-
-
 def test_slow_sync_tools_do_not_block_the_event_loop(task: Task, context: Any) -> None:
     all_running, released = threading.Barrier(21), threading.Event()
 
@@ -164,23 +154,6 @@ def test_a_cancellation_of_the_episode_is_raised(task: Task, context: Any) -> No
 
     for made in (sleep, async_sleep):
         asyncio.run(cancel(made))
-
-
-def test_each_call_gets_its_own_output_from_the_threads(task: Task, context: Any) -> None:
-    async def all_at_once() -> list[str]:
-        waits = [0.02 * (i % 3) for i in range(60)]
-        results = await asyncio.gather(
-            *(echo.run({"i": i, "wait": wait}, task, context(i)) for i, wait in enumerate(waits))
-        )
-        return [text_of(result) for result in results]
-
-    @tool
-    def echo(i: int, wait: float) -> int:
-        """Echo."""
-        time.sleep(wait)
-        return i
-
-    assert asyncio.run(all_at_once()) == [str(i) for i in range(60)]
 
 
 def test_a_hung_tool_does_not_keep_the_process_alive() -> None:
