@@ -153,7 +153,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, here: Path) ->
 LATE_BAD_INPUT: dict[str, str] = {
     "--model ./none": "./none",
     "--model empty": "empty",
-    "--model MODEL --algorithm gpro": "algorithm (command line): got gpro; did you mean 'grpo'?",
+    "--model MODEL --algorithm grppo": "algorithm (command line): got grppo; did you mean 'grpo'?",
     "--model MODEL --algorithm.loss.clip_hihg 0.3": "did you mean 'algorithm.loss.clip_high'?",
     "--model MODEL --algorithm.entropy 1": "did you mean 'algorithm.entropy_coef'?",
     "--model MODEL --context 4": "a prompt of",

@@ -11,8 +11,8 @@ Classes = Mapping[str, ast.ClassDef]
 
 def make_tables(name: str = "TrainConfig") -> str:
     """Return a table of settings for each class that ``name`` inherits from, and for each group of settings."""
-    files = sorted(file for file in PACKAGE.rglob("config.py") if file != PACKAGE / "config.py")
-    trees = [ast.parse(file.read_text("utf-8")) for file in files]
+    texts = [file.read_text("utf-8") for file in sorted(PACKAGE.rglob("*.py"))]
+    trees = [ast.parse(text) for text in texts if "use_attribute_docstrings" in text]  # the files of settings classes
     constants = {
         ast.unparse(node.targets[0]): node.value for tree in trees for node in tree.body if isinstance(node, ast.Assign)
     }
