@@ -77,9 +77,8 @@ if TYPE_CHECKING:
     )
     from agent_r1.sandbox.config import Limits as Limits, SandboxConfig as SandboxConfig
     from agent_r1.sandbox.sandbox import Sandbox as Sandbox
-    from agent_r1.store.attempt_list import AttemptFilter as AttemptFilter
     from agent_r1.store.folder import run_folder as run_folder
-    from agent_r1.store.reader import RunReader as RunReader
+    from agent_r1.store.reader import AttemptFilter as AttemptFilter, RunReader as RunReader
     from agent_r1.tools.function_tool import Opener as Opener, Resources as Resources, Tool as Tool, tool as tool
     from agent_r1.tools.mcp import mcp_tools as mcp_tools
     from agent_r1.tools.python_tool import python_tool as python_tool
@@ -105,9 +104,8 @@ _MODULES = {
     "rewards.scoring": "exact_match f1 final_answer final_text gated_exact_match gold_answers sub_match",
     "sandbox.config": "Limits SandboxConfig",
     "sandbox.sandbox": "Sandbox",
-    "store.attempt_list": "AttemptFilter",
     "store.folder": "run_folder",
-    "store.reader": "RunReader",
+    "store.reader": "AttemptFilter RunReader",
     "tools.function_tool": "Opener Resources Tool tool",
     "tools.mcp": "mcp_tools",
     "tools.python_tool": "python_tool",

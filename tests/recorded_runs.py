@@ -6,8 +6,7 @@ from pathlib import Path
 
 from agent_r1.core.events import Event
 from agent_r1.core.files import atomic_replace_dir
-from agent_r1.store.ledger import Seal
-from agent_r1.store.manifest import ModelFingerprint, write_manifest
+from agent_r1.store.manifest import ModelFingerprint, RowsDigest, write_manifest
 from agent_r1.store.reader import RunReader
 from agent_r1.store.writer import RunWriter
 
@@ -18,11 +17,11 @@ def record_all(writer: RunWriter, *batches: list[Event]) -> None:
         asyncio.run(writer.record(*events))
 
 
-def save(run: Path, name: str, weights: str, seal: Seal | None) -> None:
+def save(run: Path, name: str, weights: str, rows: RowsDigest | None) -> None:
     """Save a folder of a run with a manifest, as a saved model or checkpoint has."""
     with atomic_replace_dir(run / name) as temporary:
         (temporary / "model.safetensors").write_text(weights)
-        write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights), seal)
+        write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights), rows)
 
 
 def first_attempts(folder: Path) -> list[object]:

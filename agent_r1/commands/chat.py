@@ -20,16 +20,15 @@ from agent_r1.commands.command import (
     show,
     with_file,
 )
-from agent_r1.commands.show_attempts import find_attempt
+from agent_r1.commands.show import find_attempt
 from agent_r1.commands.tasksets import open_file, open_taskset, warn_unsandboxed
 from agent_r1.commands.training import COMMON, config_of_run, require_file
 from agent_r1.config import Layer, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.export.model import find_weights
-from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
 from agent_r1.store.folder import is_run, run_folder
-from agent_r1.store.reader import RunReader
+from agent_r1.store.reader import AttemptSummary, RunReader
 from agent_r1.training.config import RunConfig, TrainConfig, resolve_config
 
 OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "tf32", "threads", "seed")
@@ -74,7 +73,7 @@ def chat(
 
     The tools use the data of one task, and the question of the task is printed. With ATTEMPT, the task is the same as
     in this attempt of RUN. ATTEMPT is an id such as 3.0.0:style-a/7, the beginning of an id, or one of the words best,
-    worst, failed, longest and last. Without ATTEMPT, --split and --number choose the task.
+    worst and failed. Without ATTEMPT, --split and --number choose the task.
     """
     if file is not None and file.suffix != ".py" and attempt is None:
         file, attempt = None, str(file)
@@ -93,7 +92,7 @@ def chat(
                     raise InvalidInput(
                         option, got=f"it and the attempt {attempt}", do="leave one out: both choose a task"
                     )
-                chosen = find_attempt(folder, reader, attempt, AttemptFilter())
+                chosen = find_attempt(folder, reader, attempt)
             name = str(find_weights(folder, reader, checkpoint or "best").folder)
         own = config_of_run(folder)
         used = (*OF_THE_MODEL, *(() if has_taskset or file else OF_THE_TASK))

@@ -68,7 +68,8 @@ def _render(report: VerificationReport) -> RenderableType:
         return Text("\n".join(report.violations))
     counts = {**report.attempts, "steps": report.steps, "segments": report.segments, "checkpoints": report.checkpoints}
     counts |= {"rows": report.rows, "rows not yet closed": report.not_closed}
-    return Group("The run is valid.", columns({name: str(count) for name, count in counts.items()}))
+    facts = {name: str(count) for name, count in counts.items()}
+    return Group("The run is valid.", columns(facts), "sha256 of the rows:", report.rows_sha256)
 
 
 @click.command(cls=SettingsCommand, config=ExportConfig)

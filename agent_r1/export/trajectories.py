@@ -15,8 +15,7 @@ from agent_r1.core.errors import import_extra
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.trajectory import Branch, Trajectory, Turn
 from agent_r1.export.config import ExportConfig
-from agent_r1.store.attempt_list import AttemptFilter, AttemptSummary
-from agent_r1.store.reader import RunReader, read_tools
+from agent_r1.store.reader import AttemptFilter, AttemptSummary, RunReader, read_tools
 from agent_r1.training.metrics import sum_rewards
 
 PAGE = 2000
@@ -73,7 +72,7 @@ def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedA
     Only one trajectory is in memory at a time.
     """
     tools = read_tools(reader)
-    where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, reward_from=config.min_reward)
+    where = AttemptFilter(split=config.split, status=config.status, fate=config.fate, min_reward=config.min_reward)
     for offset in count(0, PAGE):
         page = reader.list_attempts(where, limit=PAGE, offset=offset)
         for summary in page:

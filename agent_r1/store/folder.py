@@ -15,8 +15,7 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import atomic_dir
-from agent_r1.store.ledger import Ledger
-from agent_r1.store.schema import SCHEMA_VERSION, TABLES, open_writer
+from agent_r1.store.schema import SCHEMA_VERSION, TABLES, insert, open_writer, transaction
 from agent_r1.store.writer import RunWriter
 
 DATABASE = "run.db"
@@ -87,8 +86,7 @@ def _fill(folder: Path, run: str, config: str) -> None:
     (folder / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
     with closing(open_writer(folder / DATABASE)) as connection:
         connection.executescript(f"BEGIN; {TABLES} COMMIT;")  # one transaction: a sync per table would take longer
-        ledger = Ledger(connection)
-        with ledger.transaction():
+        with transaction(connection):
             meta = {"schema": str(SCHEMA_VERSION), "run": run, "created": datetime.now().isoformat()}
-            ledger.append("meta", list(meta.items()))
-            ledger.append("segments", [(1, 0, time.time(), config)])
+            insert(connection, "meta", list(meta.items()))
+            insert(connection, "segments", [(1, 0, time.time(), config)])

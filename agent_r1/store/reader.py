@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,26 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.events import AttemptFate, AttemptStarted, LogEvent, StepMetrics, TokenRecord
+from agent_r1.core.events import AttemptFate, AttemptStarted, FateName, LogEvent, StepMetrics, TokenRecord
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import ContentPart, Image, Message, ToolSpec
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
-from agent_r1.store.attempt_list import (
-    COLUMNS,
-    TABLES,
-    AttemptFateName,
-    AttemptFilter,
-    AttemptOrder,
-    AttemptSummary,
-    count_query,
-    page_query,
-    read_summary,
-)
-from agent_r1.store.attempt_search import AttemptList, AttemptPage, read_page
 from agent_r1.store.folder import DATABASE
-from agent_r1.store.invariants import COMPLETED, check_checkpoint, last_checkpoint_step, last_step
-from agent_r1.store.manifest import Manifest
+from agent_r1.store.manifest import CorruptCheckpoint, Manifest, changed_tables, check_manifest, checkpoint_step
 from agent_r1.store.rows import (
+    CHECKPOINT_SAVED,
     TurnTokens,
     attempt_key,
     decode_action,
@@ -46,16 +36,148 @@ from agent_r1.store.rows import (
     decode_version_spans,
     unpack_document,
 )
-from agent_r1.store.schema import open_reader
+from agent_r1.store.schema import COMPLETED, TABLE_NAMES, open_reader
+
+AttemptFateName = FateName | Literal["pending"]
+"""The fate of an attempt: the attempt was trained, dropped or superseded, or is still pending.
+
+A superseded attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
+"""
+
+AttemptOrder = Literal["started", "step", "reward", "credit", "turns", "tokens", "calls", "errors", "seconds"]
+"""The column by which a list of attempts is sorted. "credit" is the sum of the advantages of an attempt's tokens."""
+
+_COLUMNS_BY_ORDER: Mapping[AttemptOrder, str] = {
+    "started": "attempts.id",
+    "step": "step",
+    "reward": "reward",
+    "credit": "credit",
+    "turns": "turns",
+    "tokens": "action_tokens",
+    "calls": "calls",
+    "errors": "call_errors",
+    "seconds": "seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFilter:
+    """The conditions that the attempts of a list must meet. A field that is None sets no condition.
+
+    Attributes:
+        step: the number of the optimizer step at which the attempt was trained or dropped.
+        fate: "trained", "dropped", or "pending" (neither trained nor dropped yet).
+        failed: whether the attempt ended without a reward: it failed, or a reward could not be computed.
+        min_reward: the reward is known, and at least this number.
+        text: this text occurs in the attempt's id, in ``status_reason`` or in ``fate_reason`` (see
+            :class:`AttemptSummary`). Case is ignored.
+        recorded: whether the attempt has token records (:class:`TokenRecord`).
+        id_prefix: the attempt's id begins with this text, with or without the name of the run.
+    """
+
+    split: str | None = None
+    step: int | None = None
+    status: Status | None = None
+    fate: AttemptFateName | None = None
+    group_id: int | None = None
+    failed: bool | None = None
+    min_reward: float | None = None
+    text: str | None = None
+    recorded: bool | None = None
+    id_prefix: str | None = None
+
+
+ALL = AttemptFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """One line in a list of attempts.
+
+    Attributes:
+        version: the version of the weights with which the attempt started.
+        status: how the episode ended. None: the episode has not ended, and all counts are 0.
+        status_reason: why the attempt failed, or why a reward could not be computed.
+        call_errors: the number of tool calls whose result is an error.
+        reward: the weighted sum of all rewards; None if not known.
+        fate: "trained" or "dropped"; None if not decided yet.
+        step: the number of the optimizer step at which the attempt was trained or dropped.
+        fate_reason: why the attempt was dropped.
+        credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
+    """
+
+    attempt: AttemptId
+    split: str
+    version: int
+    status: Status | None
+    status_reason: str | None
+    seconds: float
+    turns: int
+    action_tokens: int
+    calls: int
+    call_errors: int
+    reward: float | None
+    fate: FateName | None
+    step: int | None
+    fate_reason: str | None
+    credit: float | None
+    has_token_records: bool
+
 
 _ATTEMPT = "attempts.run, attempts.task, attempts.group_id, attempts.sample_index, attempts.retry"
+_LISTED = "current_attempts AS attempts LEFT JOIN outcomes ON outcomes.attempt_id = attempts.id"
+_RECORDED = "EXISTS (SELECT 1 FROM token_records WHERE token_records.attempt_id = attempts.id)"
+_SUMMARY = f"""
+    {_ATTEMPT}, split, version, status, outcomes.reason, coalesce(seconds, 0.0), coalesce(turns, 0),
+    coalesce(action_tokens, 0), coalesce(calls, 0), coalesce(call_errors, 0), reward, fate, step, attempts.reason,
+    credit, {_RECORDED}
+"""
 _TRAJECTORY = (
     f"attempts.id, {_ATTEMPT}, task_id, status, truncated, outcomes.reason, seconds, start, answer, start_time,"
     " wait_seconds"
-    " FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 )
+_ENDED = "current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
 _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
+
+
+def _condition(where: AttemptFilter) -> tuple[str, list[Any]]:
+    # One SQL expression and its parameters, such as ("split = ? AND reward >= ?", ["train", 0.5]).
+    conditions = {
+        "split = ?": where.split,
+        "step = ?": where.step,
+        "status = ?": where.status,
+        "fate = ?": None if where.fate == "pending" else where.fate,
+        "attempts.group_id = ?": where.group_id,
+        f"{_RECORDED} = ?": where.recorded,
+        "(status IS NOT NULL AND reward IS NULL) = ?": where.failed,
+        "reward >= ?": where.min_reward,
+    }
+    sql = [condition for condition, value in conditions.items() if value is not None]
+    parameters: list[Any] = [value for value in conditions.values() if value is not None]
+    if where.fate == "pending":
+        sql.append("fate IS NULL")
+    if where.text is not None:
+        pattern = "%" + re.sub(r"([\\%_])", r"\\\1", where.text) + "%"
+        columns = ("attempt", "outcomes.reason", "attempts.reason")
+        sql.append("(" + " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in columns) + ")")
+        parameters += [pattern] * len(columns)
+    if where.id_prefix is not None:
+        sql.append("(substr(attempt, 1, length(?)) = ? OR substr(attempt, length(attempts.run) + 2, length(?)) = ?)")
+        parameters += [where.id_prefix] * 4
+    return " AND ".join(sql) or "TRUE", parameters
+
+
+def _order(sort: AttemptOrder, descending: bool) -> str:
+    order = f"{_COLUMNS_BY_ORDER[sort]} {'DESC' if descending else 'ASC'} NULLS LAST"
+    return order if sort == "started" else f"{order}, attempts.id DESC"  # so that pages of equal values do not overlap
+
+
+def _summary(row: tuple[Any, ...]) -> AttemptSummary:
+    split, version, status, *rest, credit, recorded = row[5:]
+    known = None if status is None else Status(status)
+    ends = (None if credit is None else decode_number(credit), bool(recorded))
+    return AttemptSummary(*(AttemptId(*row[:5]), split, version, known, *rest, *ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +218,8 @@ class RunReader:
         InvalidInput: if ``folder`` holds no run, or a run whose schema version is not ``SCHEMA_VERSION``.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._connection = open_reader(folder / DATABASE)
+    def __init__(self, folder: Path, connection: sqlite3.Connection | None = None) -> None:
+        self._connection = connection or open_reader(folder / DATABASE)
 
     def close(self) -> None:
         self._connection.close()
@@ -123,20 +245,40 @@ class RunReader:
 
     def last_step(self) -> int:
         """Return the last step with metrics, or 0."""
-        return last_step(self._connection)
+        return int(next(self._rows("SELECT coalesce(max(step), 0) FROM current_metrics"))[0])
 
     def last_checkpoint_step(self) -> int | None:
-        """Return the step of the last saved checkpoint, or None."""
-        return last_checkpoint_step(self._connection)
+        """Return the step of the last saved checkpoint, or None.
+
+        A checkpoint of step 30 no longer counts after the run was resumed from step 20.
+        """
+        sql = f"""SELECT max(CAST(detail AS INTEGER)) FROM events JOIN segment_ends USING (segment)
+                  WHERE kind = '{CHECKPOINT_SAVED}' AND CAST(detail AS INTEGER) <= last_step"""
+        found = next(self._rows(sql))[0]
+        return None if found is None else int(found)
 
     def check_checkpoint(self, checkpoint: Path) -> Manifest:
         """Compare a checkpoint with its manifest and with this run. Return the manifest.
 
         Raises:
-            CorruptCheckpoint: the checkpoint is not intact, or does not belong to this run.
+            CorruptCheckpoint: a file is missing, additional or changed, or the checkpoint contradicts the run.
             InvalidInput: this version of agent-r1 does not read the checkpoint's format.
         """
-        return check_checkpoint(self._connection, checkpoint)
+        manifest, step, last = check_manifest(checkpoint), checkpoint_step(checkpoint), self.last_step()
+        if step > last:
+            raise CorruptCheckpoint(f"{checkpoint} is of a step after the last one with metrics, {last}")
+        sql = "SELECT checksum FROM current_versions WHERE step <= ? ORDER BY version DESC LIMIT 1"
+        row = next(self._rows(sql, step), None)
+        if row is None or row[0] not in (None, manifest.fingerprint.weights):  # None: no checksum was computed
+            raise CorruptCheckpoint(f"{checkpoint} does not hold the weights of step {step}")
+        self.check_rows(checkpoint, manifest)
+        return manifest
+
+    def check_rows(self, folder: Path, manifest: Manifest) -> None:
+        """Raise CorruptCheckpoint if rows that the run had when ``folder`` was saved have changed."""
+        changes = [] if manifest.rows is None else changed_tables(self._connection, manifest.rows)
+        if changes:
+            raise CorruptCheckpoint(f"{folder} does not fit the database: {', '.join(changes)}")
 
     def attempts(self) -> Iterator[AttemptStarted]:
         sql = f"SELECT {_ATTEMPT}, split, version FROM current_attempts AS attempts ORDER BY id"
@@ -145,13 +287,18 @@ class RunReader:
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
         """Yield the trajectory of every attempt that ended, or only of attempts in ``split``."""
-        for row in self._rows(f"SELECT {_TRAJECTORY} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id", split):
-            yield self._trajectory(row)
+        sql = f"SELECT {_TRAJECTORY} FROM {_ENDED} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id"
+        return map(self._trajectory, self._rows(sql, split))
 
     def trajectory(self, attempt: AttemptId) -> Trajectory | None:
         """Return the trajectory of an attempt, or None if the attempt did not end."""
-        found = next(self._rows(f"SELECT {_TRAJECTORY} WHERE attempt = ?", attempt_key(attempt)), None)
-        return None if found is None else self._trajectory(found)
+        found = self._rows(f"SELECT {_TRAJECTORY} FROM {_ENDED} WHERE attempt = ?", attempt_key(attempt))
+        return next(map(self._trajectory, found), None)
+
+    def trajectory_of_row(self, attempt_id: int) -> Trajectory:
+        """Return the trajectory of a row of the table ``attempts``, also of a superseded one."""
+        sql = f"SELECT {_TRAJECTORY} FROM attempts JOIN outcomes ON attempt_id = attempts.id WHERE attempts.id = ?"
+        return self._trajectory(next(self._rows(sql, attempt_id)))
 
     def image(self, sha256: str) -> Image | None:
         """Return the image with the hash ``sha256``, or None if the run holds no such image."""
@@ -188,36 +335,44 @@ class RunReader:
 
     def list_attempts(
         self,
-        where: AttemptFilter = AttemptFilter(),  # noqa: B008  (a frozen value)
+        where: AttemptFilter = ALL,
         *,
         sort: AttemptOrder = "started",
         descending: bool = False,
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[AttemptSummary, ...]:
-        """Return the attempts that meet the conditions in the argument ``where``."""
-        query = page_query(where, sort, descending, limit, offset)
-        return tuple(map(read_summary, self._rows(query.sql, *query.parameters)))
+        """Return the attempts that meet all conditions. Attempts without a value in the column ``sort`` come last."""
+        condition, parameters = _condition(where)
+        order = _order(sort, descending)
+        # The page is chosen before its columns are read, because sorting whole rows takes much longer.
+        chosen = f"SELECT attempts.id FROM {_LISTED} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+        sql = f"SELECT {_SUMMARY} FROM {_LISTED} WHERE attempts.id IN ({chosen}) ORDER BY {order}"
+        return tuple(map(_summary, self._rows(sql, *parameters, limit, offset)))
 
-    def count_attempts(self, where: AttemptFilter = AttemptFilter(), most: int | None = None) -> int:  # noqa: B008
-        """Return the number of attempts that meet the conditions in the argument ``where``."""
-        query = count_query(where, most)
-        return int(next(self._rows(query.sql, *query.parameters))[0])
+    def count_attempts(self, where: AttemptFilter = ALL, most: int = -1) -> int:
+        """Return the number of attempts that meet all conditions. Counting ends at ``most``; -1: no limit."""
+        condition, parameters = _condition(where)
+        sql = f"SELECT count(*) FROM (SELECT 1 FROM {_LISTED} WHERE {condition} LIMIT ?)"
+        return int(next(self._rows(sql, *parameters, most))[0])
 
-    def page_attempts(
-        self, listed: AttemptList, *, after: AttemptId | None = None, limit: int = 50, backwards: bool = False
-    ) -> AttemptPage:
-        """Return a page of a list of attempts: at most ``limit`` attempts. ``listed`` describes the list.
-
-        If ``after`` is None, the page begins with the first attempt of the list.
-        """
-        return read_page(self._connection, listed, after, limit, backwards)
+    def neighbors(
+        self, attempt: AttemptId, where: AttemptFilter, sort: AttemptOrder, descending: bool
+    ) -> tuple[AttemptId | None, AttemptId | None]:
+        """Return the attempts before and after ``attempt`` in a list of :meth:`list_attempts`; None at an end."""
+        condition, parameters = _condition(where)
+        places = f"""SELECT attempt, lag(attempts.id) OVER list AS before, lead(attempts.id) OVER list AS after
+                     FROM {_LISTED} WHERE {condition} WINDOW list AS (ORDER BY {_order(sort, descending)})"""
+        sql = f"SELECT before, after FROM ({places}) WHERE attempt = ?"
+        ids = next(self._rows(sql, *parameters, attempt_key(attempt)), (None, None))
+        before, after = (next(self._rows(f"SELECT {_ATTEMPT} FROM attempts WHERE id = ?", one), None) for one in ids)
+        return AttemptId(*before) if before else None, AttemptId(*after) if after else None
 
     def find_attempt(self, name: str) -> AttemptSummary | None:
-        """Return the attempt with the id ``name``, or None if the run has no such attempt."""
-        sql = f"SELECT {COLUMNS} FROM {TABLES} WHERE attempt = (SELECT value FROM meta WHERE key = 'run') || ':' || ?"
-        row = next(self._rows(sql, name), None)
-        return None if row is None else read_summary(row)
+        """Return the attempt with the id ``name``, with or without the name of the run, or None."""
+        run = "(SELECT value FROM meta WHERE key = 'run')"
+        sql = f"SELECT {_SUMMARY} FROM {_LISTED} WHERE attempt IN (?1, {run} || ':' || ?1)"
+        return next(map(_summary, self._rows(sql, name)), None)
 
     def count_statuses(self) -> Mapping[Status, int]:
         """Return how many attempts ended with each status, the most frequent status first."""
@@ -237,8 +392,9 @@ class RunReader:
         return _totals(self._rows(sql))
 
     def revision(self) -> int:
-        """Return the number of the last row of the run. If this number has not changed, the run has not changed."""
-        return int(next(self._rows("SELECT row FROM head"))[0])
+        """Return the number of rows of the run. If this number has not changed, the run has not changed."""
+        counts = (f"(SELECT coalesce(max(id), 0) FROM {table})" for table in TABLE_NAMES)
+        return int(next(self._rows(f"SELECT {' + '.join(counts)}"))[0])
 
     def siblings(self, attempt: AttemptId) -> tuple[AttemptSummary, ...]:
         """Return all attempts in the group of ``attempt``, in the order of sample indices."""

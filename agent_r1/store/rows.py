@@ -170,6 +170,9 @@ def decode_tools(data: Sequence[Any] | None) -> tuple[ToolSpec, ...] | None:
     return tuple(ToolSpec(name, description, decode_value(parameters)) for name, description, parameters in data)
 
 
+DECODING_ERRORS = (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
+"""The errors that can be raised when a damaged row is decoded."""
+
 LEVEL = 1  # The blobs are short, so higher levels take more time and save almost nothing.
 
 
@@ -250,7 +253,7 @@ Values = tuple[Any, ...]
 
 
 class Rows(NamedTuple):
-    """Rows for one table. A row has a value for each column of the table except ``id`` and ``seal``, in order."""
+    """Rows for one table. A row has a value for each column of the table except ``id``, in order."""
 
     table: str
     values: Sequence[Values]
@@ -367,26 +370,38 @@ def _new_images(trajectory: Trajectory, connection: sqlite3.Connection) -> list[
     return [(image.sha256, image.mime, image.data) for image in new]
 
 
-def _trajectory_rows(
-    trajectory: Trajectory, attempt_id: int | None, reward_weights: Mapping[str, float]
-) -> Iterator[Rows]:
-    reason = None if trajectory.reason is None else _escape(trajectory.reason)
-    # -1 if no token was sampled
-    newest = max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1)
-    start = pack_document(encode_messages(trajectory.start))
-    end = (trajectory.status.value, int(trajectory.truncated), reason, float(trajectory.seconds))
-    task = _escape(trajectory.task_id)
+class Counts(NamedTuple):
+    """What an outcome says about the turns of its attempt. ``newest_version`` is -1 without sampled tokens."""
+
+    newest_version: int
+    turns: int
+    action_tokens: int
+    calls: int
+    call_errors: int
+
+
+def count_turns(trajectory: Trajectory) -> Counts:
     results = [result for turn in trajectory.turns for result in turn.results]
-    counts = (
+    return Counts(
+        max((span.version for turn in trajectory.turns for span in turn.version_spans), default=-1),
         len(trajectory.turns),
         sum(len(turn.action_ids) for turn in trajectory.turns),
         len(results),
         sum(not result.ok for result in results),
     )
+
+
+def _trajectory_rows(
+    trajectory: Trajectory, attempt_id: int | None, reward_weights: Mapping[str, float]
+) -> Iterator[Rows]:
+    reason = None if trajectory.reason is None else _escape(trajectory.reason)
+    start = pack_document(encode_messages(trajectory.start))
+    end = (trajectory.status.value, int(trajectory.truncated), reason, float(trajectory.seconds))
     reward = total_reward(trajectory, reward_weights)
     answer = None if trajectory.answer is None else _escape(trajectory.answer)
     times = (float(trajectory.start_time), float(trajectory.wait_seconds))
-    yield Rows("outcomes", [(attempt_id, *end, task, newest, *counts, reward, start, answer, *times)])
+    row = (*end, _escape(trajectory.task_id), *count_turns(trajectory), reward, start, answer, *times)
+    yield Rows("outcomes", [(attempt_id, *row)])
     yield Rows("turns", [(attempt_id, *_turn_values(turn, trajectory)) for turn in trajectory.turns])
     yield Rows("rewards", [(attempt_id, *values) for values in _reward_values(trajectory)])
 

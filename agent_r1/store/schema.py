@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from agent_r1.core.errors import InvalidInput
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """The version of the tables, increased with every change. A run of a different version is refused."""
 
-KEYS: Mapping[str, Sequence[str]] = {
-    "meta": ("key",),
-    "segments": ("segment",),
-    "attempts": ("attempt", "segment"),
-    "outcomes": ("attempt_id",),
-    "images": ("sha256",),
-    "turns": ("attempt_id", "turn"),
-    "rewards": ("attempt_id", "turn", "call", "name"),
-    "token_records": ("attempt_id", "turn"),
-    "fates": ("attempt_id", "segment"),
-    "versions": ("segment", "version"),
-    "metrics": ("segment", "step", "name"),
-    "events": ("segment", "kind"),
-}
-"""For each table, the columns that identify a row. Messages to users name a row by the values of these columns."""
-
-# - id: the number of a row. The rows of all tables are numbered together, in the order in which they were written.
-# - seal: see ledger.py. The table head contains the seal of the last row. No other row than the row of head changes.
+# - id: the rows of a table are numbered from 1, in the order in which they were written.
 # - segment: a stretch of training without a stop, with one configuration. The first segment begins at step 0. Each
 #   later segment begins at the step of the checkpoint from which the run was resumed.
 # - The views current_* show the run without superseded rows.
@@ -49,18 +33,16 @@ KEYS: Mapping[str, Sequence[str]] = {
 #   call. value is a number, JSON text (one number per turn), the text NaN, or null if the reward could not be computed.
 # - metrics: reproducible is 1 if an exact repetition of the run gives the same number, and 0 for timings.
 TABLES = """
-CREATE TABLE head (row INTEGER NOT NULL, seal BLOB NOT NULL);
-INSERT INTO head VALUES (0, zeroblob(16));
 CREATE TABLE meta (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE, value TEXT NOT NULL
 );
 CREATE TABLE segments (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     segment INTEGER NOT NULL UNIQUE, step INTEGER NOT NULL, time REAL NOT NULL, config TEXT NOT NULL
 );
 CREATE TABLE attempts (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt TEXT NOT NULL, segment INTEGER NOT NULL REFERENCES segments (segment),
     run TEXT NOT NULL, task TEXT NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
     retry INTEGER NOT NULL, split TEXT NOT NULL, version INTEGER NOT NULL,
@@ -69,7 +51,7 @@ CREATE TABLE attempts (
 CREATE INDEX attempts_of_group ON attempts (group_id);
 CREATE INDEX attempts_of_task ON attempts (task);
 CREATE TABLE outcomes (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL UNIQUE REFERENCES attempts (id),
     status TEXT NOT NULL, truncated INTEGER NOT NULL, reason TEXT, seconds REAL NOT NULL,
     task_id TEXT NOT NULL, newest_version INTEGER NOT NULL,
@@ -78,11 +60,11 @@ CREATE TABLE outcomes (
 );
 CREATE INDEX outcomes_by_status ON outcomes (status);
 CREATE TABLE images (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     sha256 TEXT NOT NULL UNIQUE, mime TEXT NOT NULL, data BLOB NOT NULL
 );
 CREATE TABLE turns (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER NOT NULL, parent INTEGER, kind TEXT NOT NULL, finish_reason TEXT NOT NULL,
     tokens BLOB NOT NULL, content BLOB NOT NULL,
@@ -90,19 +72,19 @@ CREATE TABLE turns (
     UNIQUE (attempt_id, turn)
 );
 CREATE TABLE rewards (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL REFERENCES outcomes (attempt_id),
     turn INTEGER, call INTEGER, name TEXT NOT NULL, value,
     FOREIGN KEY (attempt_id, turn) REFERENCES turns (attempt_id, turn)
 );
 CREATE INDEX rewards_of_attempt ON rewards (attempt_id);
 CREATE TABLE token_records (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL, turn INTEGER NOT NULL, numbers BLOB NOT NULL,
     UNIQUE (attempt_id, turn), FOREIGN KEY (attempt_id, turn) REFERENCES turns (attempt_id, turn)
 );
 CREATE TABLE fates (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL REFERENCES attempts (id),
     segment INTEGER NOT NULL REFERENCES segments (segment),
     fate TEXT NOT NULL, step INTEGER NOT NULL, reason TEXT, credit,
@@ -113,20 +95,20 @@ CREATE INDEX superseded_attempts ON fates (attempt_id) WHERE fate = 'superseded'
 CREATE INDEX fates_by_name ON fates (fate, attempt_id);
 CREATE INDEX fates_of_step ON fates (step);
 CREATE TABLE versions (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     segment INTEGER NOT NULL REFERENCES segments (segment), version INTEGER NOT NULL,
     step INTEGER NOT NULL, checksum TEXT,
     UNIQUE (segment, version)
 );
 CREATE TABLE metrics (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     segment INTEGER NOT NULL REFERENCES segments (segment), step INTEGER NOT NULL, name TEXT NOT NULL, value,
     reproducible INTEGER NOT NULL,
     UNIQUE (segment, step, name)
 );
 CREATE INDEX metrics_by_name ON metrics (name, step);
 CREATE TABLE events (
-    id INTEGER PRIMARY KEY, seal BLOB NOT NULL,
+    id INTEGER PRIMARY KEY,
     segment INTEGER NOT NULL REFERENCES segments (segment),
     time REAL NOT NULL, kind TEXT NOT NULL, detail TEXT NOT NULL
 );
@@ -147,6 +129,15 @@ CREATE TRIGGER no_restart_after_fate BEFORE INSERT ON attempts
     BEGIN SELECT RAISE(ABORT, 'it got its fate in an earlier segment'); END;
 """
 
+# The order of the tables in digests.
+TABLE_NAMES = (
+    *("meta", "segments", "attempts", "outcomes", "images", "turns", "rewards"),
+    *("token_records", "fates", "versions", "metrics", "events"),
+)
+
+COMPLETED = """EXISTS (SELECT 1 FROM events WHERE kind = 'completed'
+                       AND segment = (SELECT max(segment) FROM segments))"""
+
 
 def open_writer(path: Path) -> sqlite3.Connection:
     """Return a connection to the database ``path`` for writing. The caller must begin each transaction explicitly.
@@ -165,6 +156,40 @@ def close_writer(connection: sqlite3.Connection) -> None:
     with suppress(sqlite3.Error):  # a reader is active or the connection broke: the WAL file stays
         connection.execute("PRAGMA journal_mode = DELETE")
     connection.close()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit the rows that the ``with`` block inserts, or no row if the block raises an error."""
+    connection.execute("BEGIN IMMEDIATE")
+    with _undo_after_error(connection, "ROLLBACK"):
+        yield
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    """Undo the rows of the ``with`` block if it raises an error. The transaction around it goes on."""
+    connection.execute("SAVEPOINT submission")
+    with _undo_after_error(connection, "ROLLBACK TO submission"):
+        yield
+    connection.execute("RELEASE submission")
+
+
+@contextmanager
+def _undo_after_error(connection: sqlite3.Connection, statement: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):  # after a disk error, SQLite has already undone the transaction
+            connection.execute(statement)
+        raise
+
+
+def insert(connection: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert rows with a value for each column except ``id``. Raise sqlite3.IntegrityError if a constraint fails."""
+    if rows:
+        connection.executemany(f"INSERT INTO {table} VALUES (NULL{', ?' * len(rows[0])})", rows)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

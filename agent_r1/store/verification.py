@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,8 @@ from typing import Any
 
 from agent_r1.core.trajectory import Rewards, Trajectory, Turn
 from agent_r1.store.folder import DATABASE
-from agent_r1.store.invariants import (
-    FILE_INVARIANTS,
-    INVARIANTS,
-    RunFiles,
-    invalid_turns,
-    last_closed_row,
-    list_run_files,
-    missing_seals,
-)
-from agent_r1.store.ledger import broken_rows, read_head
+from agent_r1.store.invariants import FILE_INVARIANTS, INVARIANTS, RunFiles, invalid_attempts, list_run_files
+from agent_r1.store.manifest import DIGEST_FILE, MODEL, RowsDigest, digest_rows, read_manifest
 from agent_r1.store.reader import RunReader
 from agent_r1.store.rows import encode_version_spans
 from agent_r1.store.schema import TABLES, check_schema, connect_reader
@@ -32,17 +24,15 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a run. If the database is damaged, ``attempts`` is empty, and the other counts are 0.
-
-    The seal of a row is a hash of the row and all earlier rows. Some seals are also stored in files outside the
-    database: in ``seal.json`` and in the manifests of checkpoints and of the model.
+    """The result of verifying a run. If the database cannot be read, there are only violations.
 
     Attributes:
         attempts: four numbers of attempts, with the keys "trained", "dropped", "superseded" and "pending". A superseded
             attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
         rows: the number of rows in the database.
-        not_closed: the number of newest rows that no seal outside the database covers. If there are violations, this
-            number is 0.
+        not_closed: the number of newest rows that no digest covers, neither ``digest.json`` nor that of a checkpoint or
+            model. If there are violations, this number is 0.
+        rows_sha256: the sha256 of all rows of the database.
         violations: one line for each invariant that does not hold.
         warnings: one line if the run is complete, but ``not_closed`` is not 0.
     """
@@ -53,6 +43,7 @@ class VerificationReport:
     checkpoints: int
     rows: int
     not_closed: int
+    rows_sha256: str
     violations: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -73,11 +64,12 @@ def verify(folder: Path) -> VerificationReport:
             check_schema(connection, path)
             files = list_run_files(folder)
             connection.execute("BEGIN")  # read one consistent state, even if the run is being written
-            damage = tuple(_database_damage(connection))
+            damage = [*_violation("schema", changed_schema(connection))]
+            damage = damage or [*_violation("database", damaged_pages(connection))]
         except _UNREADABLE as error:
-            damage = (f"database: {error}",)
+            damage = [f"database: {error}"]
         if damage:  # further checks would report consequences of the damage
-            return VerificationReport({}, 0, 0, 0, 0, 0, damage, ())
+            return VerificationReport({}, 0, 0, 0, 0, 0, "", tuple(damage), ())
         return _check_invariants(connection, files)
 
 
@@ -91,22 +83,35 @@ def _decode_text(text: bytes) -> str:
 
 
 def _check_invariants(connection: sqlite3.Connection, files: RunFiles) -> VerificationReport:
+    reader = RunReader(files.folder, connection)
     found: list[str] = []
+    for name, check in FILE_INVARIANTS.items():
+        found += _violation(name, check(connection, reader, files))
     for name, sql in INVARIANTS.items():
         found += _violation(name, (row[0] for row in connection.execute(sql)))
-    found += _violation("turns", invalid_turns(connection))
-    for name, check in FILE_INVARIANTS.items():
-        found += _violation(name, check(connection, files))
+    found += _violation("turns", invalid_attempts(connection, reader))
     sql = "SELECT (SELECT max(segment) FROM segments), (SELECT coalesce(max(step), 0) FROM current_metrics)"
     segments, steps = connection.execute(sql).fetchone()
-    rows = read_head(connection).row
-    not_closed = 0 if found else rows - last_closed_row(files)
+    rows = digest_rows(connection)
+    not_closed = 0
+    warnings: tuple[str, ...] = ()
+    if not found and (not_closed := rows.rows - _closed_rows(files)) and reader.is_complete():
+        # Only a warning: a run that is killed at its very end has no digest file.
+        lines = f"the run is complete, and no digest covers its last {not_closed} rows: a change would not be noticed"
+        warnings = (f"{files.folder / DIGEST_FILE} is missing: {lines}",)
     fates, checkpoints = _count_fates(connection), len(files.checkpoints)
-    warnings = () if found else tuple(missing_seals(connection, files))
-    return VerificationReport(fates, segments, steps, checkpoints, rows, not_closed, tuple(found), warnings)
+    counts = (segments, steps, checkpoints, rows.rows, not_closed)
+    return VerificationReport(fates, *counts, rows.sha256, tuple(found), warnings)
 
 
-def _violation(name: str, offenders: Iterator[str]) -> Iterator[str]:
+def _closed_rows(files: RunFiles) -> int:
+    folders = [*files.checkpoints, *([] if files.model is None else [files.folder / MODEL])]
+    digests = [read_manifest(folder).rows for folder in folders if folder.exists()]
+    digests += [] if files.closed is None else [RowsDigest.from_json(json.loads(files.closed))]
+    return max((digest.rows for digest in digests if digest is not None), default=0)
+
+
+def _violation(name: str, offenders: Iterable[str]) -> Iterator[str]:
     found: list[str] = []
     try:
         found.extend(offenders)
@@ -121,14 +126,6 @@ def _count_fates(connection: sqlite3.Connection) -> dict[str, int]:
     superseded = "SELECT 'superseded', count(*) FROM fates WHERE fate = 'superseded'"
     counts = dict([*connection.execute(sql), *connection.execute(superseded)])
     return {fate: counts.get(fate, 0) for fate in FATES}
-
-
-def _database_damage(connection: sqlite3.Connection) -> Iterator[str]:
-    schema = list(_violation("schema", changed_schema(connection)))
-    yield from schema
-    if not schema:
-        yield from _violation("database", damaged_pages(connection))
-        yield from _violation("ledger", broken_rows(connection))
 
 
 def changed_schema(connection: sqlite3.Connection) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,12 +16,20 @@ from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import AttemptFate, AttemptFinished, AttemptStarted, Event
+from agent_r1.core.files import DISK
 from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread
-from agent_r1.store.ledger import Ledger, contradicts, read_head, write_seal_file
+from agent_r1.store.manifest import DIGEST_FILE, check_closed, read_digest_file, write_digest_file
 from agent_r1.store.rows import attempt_key, event_rows
-from agent_r1.store.schema import check_schema, close_writer, open_writer, read_run_name
-from agent_r1.store.segment import latest_segment, open_segment, read_reward_weights
+from agent_r1.store.schema import (
+    check_schema,
+    close_writer,
+    insert,
+    open_writer,
+    read_run_name,
+    savepoint,
+    transaction,
+)
 
 LOCKS = Path("/proc/locks")
 """On Linux, a file with one line per lock: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""
@@ -61,13 +71,14 @@ class RunWriter:
         self._lock = _lock(path.parent)
         try:
             self._connection = _open_checked(path)
+            # Nothing that this writer adds is in the old digest. Removed for good before the first row is written.
+            (path.parent / DIGEST_FILE).unlink(missing_ok=True)
+            DISK.sync(path.parent)
         except BaseException:
             os.close(self._lock)
             raise
         self.run = read_run_name(self._connection)
         self._folder = path.parent
-        self._ledger = Ledger(self._connection)
-        self._first = self._ledger.head
         self._segment = latest_segment(self._connection)
         self._reward_weights = read_reward_weights(self._connection)
         self._waiting: deque[_Submission] = deque()
@@ -85,7 +96,7 @@ class RunWriter:
         """
         try:
             # The worker thread does not use the connection meanwhile: it is idle until the first event, or runs this.
-            self._segment = open_segment(self._connection, self._ledger, step, config)
+            self._segment = open_segment(self._connection, step, config)
             self._reward_weights = read_reward_weights(self._connection)
         except sqlite3.Error as error:
             raise RunWriteError(f"could not open a segment: {error}") from error
@@ -106,15 +117,15 @@ class RunWriter:
             raise submission.error
 
     def close(self) -> None:
-        """Write the waiting events, close the database, write ``seal.json``, and release the lock.
+        """Write the waiting events, write ``digest.json``, close the database, and release the lock.
 
-        ``seal.json`` is written only if rows were added and no commit failed.
+        ``digest.json`` is not written after a failed commit.
         """
         self._worker.close(wait_seconds=None)
+        if self._failure is None:
+            with suppress(OSError, sqlite3.Error):  # verify then reports the rows as not closed
+                write_digest_file(self._folder, self._connection)
         close_writer(self._connection)
-        if self._failure is None and self._ledger.head != self._first:
-            with suppress(OSError):  # verify then counts the rows as "not yet closed"
-                write_seal_file(self._folder, self._ledger.head)
         os.close(self._lock)
 
     def _commit_waiting(self) -> None:
@@ -128,7 +139,7 @@ class RunWriter:
     def _commit(self, batch: Sequence[_Submission]) -> list[RunWriteError | None]:
         if self._failure is None:
             try:
-                with self._ledger.transaction():
+                with transaction(self._connection):
                     return [self._append(submission.events) for submission in batch]
             except Exception as error:  # catch all errors: otherwise the callers would wait forever
                 self._failure = RunWriteError(f"the run can no longer be written: {error}")
@@ -137,10 +148,10 @@ class RunWriter:
 
     def _append(self, events: Sequence[Event]) -> RunWriteError | None:
         try:
-            with self._ledger.savepoint():
+            with savepoint(self._connection):
                 for event in events:
                     for rows in event_rows(event, self._segment, self._reward_weights, self._connection):
-                        self._ledger.append(rows.table, rows.values)
+                        insert(self._connection, rows.table, rows.values)
         except sqlite3.IntegrityError as error:
             return RunWriteError(f"{_subject(event)}: {error}")
         except sqlite3.Error:
@@ -188,11 +199,52 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     connection = open_writer(path)
     try:
         check_schema(connection, path)
-        problem = contradicts(connection, read_head(connection))
-        if problem is not None:
+        closed = read_digest_file(path.parent)
+        if closed is not None and (changes := check_closed(connection, closed)):
             do = "put back a copy of it, or start a new run"
-            raise InvalidInput("run", got=f"{path}, which is damaged: {problem}", do=do)
+            raise InvalidInput("run", got=f"{path}, which changed since it was closed: {changes[0]}", do=do)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+SUPERSEDED = """
+    SELECT current_attempts.id, :segment, 'superseded', :step, 'the run was resumed from step ' || :step, NULL
+    FROM current_attempts LEFT JOIN outcomes ON attempt_id = current_attempts.id
+    WHERE step > :step OR (fate IS NULL AND coalesce(newest_version NOT BETWEEN 0 AND :version, TRUE))
+    ORDER BY current_attempts.id
+"""
+
+
+def latest_segment(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT max(segment) FROM segments").fetchone()[0])
+
+
+def read_reward_weights(connection: sqlite3.Connection) -> Mapping[str, float]:
+    """Return the weights of rewards by name; {} if no weight is set."""
+    config = connection.execute("SELECT config FROM segments ORDER BY segment DESC LIMIT 1").fetchone()[0]
+    weights: Mapping[str, float] = json.loads(config).get("reward_weights", {})
+    return weights
+
+
+def open_segment(connection: sqlite3.Connection, step: int, config: Mapping[str, Any]) -> int:
+    """Open a new segment from the checkpoint of ``step``, in one transaction. Return the number of the segment.
+
+    Raises:
+        InvalidInput: the run did not reach ``step``, or has no weights of this or an earlier step. Step 0 is always
+            valid.
+    """
+    with transaction(connection):
+        known = connection.execute("SELECT ?1 = 0 OR max(step) >= ?1 FROM current_metrics", (step,)).fetchone()[0]
+        sql = "SELECT max(version) FROM current_versions WHERE step <= ?"
+        version = connection.execute(sql, (step,)).fetchone()[0]
+        if not known or (version is None and step > 0):
+            do = "resume from an older checkpoint, or put back the run.db that belongs to this one"
+            raise InvalidInput("checkpoint", got=f"one of step {step}, which the run never reached", do=do)
+        segment = latest_segment(connection) + 1
+        insert(connection, "segments", [(segment, step, time.time(), json.dumps(config))])
+        # What was sampled with weights after the checkpoint no longer counts; other finished attempts stay pending.
+        superseded = {"segment": segment, "step": step, "version": version or 0}
+        insert(connection, "fates", connection.execute(SUPERSEDED, superseded).fetchall())
+    return segment

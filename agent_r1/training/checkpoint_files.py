@@ -40,7 +40,6 @@ from agent_r1.model.load import quiet_transformers
 from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import TensorFiles, weights_checksum
 from agent_r1.store.folder import DATABASE
-from agent_r1.store.ledger import read_latest_seal
 from agent_r1.store.manifest import (
     CHECKPOINTS,
     MODEL,
@@ -50,6 +49,7 @@ from agent_r1.store.manifest import (
     check_manifest,
     checkpoint_step,
     list_checkpoints,
+    read_digest,
     sizes_match,
     write_manifest,
 )
@@ -319,7 +319,7 @@ def quarantine(folder: Path, disk: Disk = DISK) -> Path:
 def _saving(run: Path, folder: Path, fingerprint: ModelFingerprint, disk: Disk) -> Iterator[Path]:
     with atomic_replace_dir(folder, disk) as temporary:
         yield temporary
-        write_manifest(temporary, fingerprint, read_latest_seal(run / DATABASE), disk)
+        write_manifest(temporary, fingerprint, read_digest(run / DATABASE), disk)
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent_r1.core.profile import CPU_SECONDS, SECONDS
 from agent_r1.core.trajectory import Status
@@ -31,12 +32,7 @@ Curve = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart.
-
-    Attributes:
-        color: the index of the color. Colors repeat after NUM_COLORS lines.
-        marked: the step whose point gets a mark, or None.
-    """
+    """A line of a chart. The point of the step ``marked`` gets a mark. Colors repeat after NUM_COLORS lines."""
 
     label: str
     curve: Curve
@@ -77,10 +73,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart for the HTML template. Without finite values, it has no lines.
-
-    ``missing`` is the text in place of a chart without lines; "" for the usual text.
-    """
+    """A chart for the HTML template. Without finite values, it has no lines, and ``missing`` says why."""
 
     title: str
     unit: str
@@ -90,14 +83,10 @@ class Chart:
     note: str = ""
     missing: str = ""
 
-    @property
-    def empty(self) -> bool:
-        return not self.lines
-
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """A linear or logarithmic map from [low, high] to coordinates in [start, end]."""
+    # A linear or logarithmic map from [low, high] to coordinates in [start, end].
 
     low: float
     high: float
@@ -113,25 +102,23 @@ class _Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, from_zero: bool = False) -> Chart:
+def draw(panel: Panel, lines: Sequence[Line], title: str = "") -> Chart:
     """Return a chart of ``lines``. Values that are NaN or infinite are left out.
 
-    Args:
-        log: make the vertical axis logarithmic, and leave out zeros. No effect if a value is negative, or all are 0.
-        from_zero: make the vertical axis contain 0.
+    The vertical axis of a logarithmic panel is linear if a value is negative, or if all are 0. Otherwise zeros are left
+    out.
     """
-    title = one_line(title, 120)
+    title = one_line(title or panel.title, 120)
     curves = [{step: value for step, value in sorted(line.curve.items()) if math.isfinite(value)} for line in lines]
     values = [value for curve in curves for value in curve.values()]
-    if log:
-        log = min(values, default=0) >= 0 and any(values)
+    log = panel.log and min(values, default=0) >= 0 and any(values)
     if log:
         curves = [{step: value for step, value in curve.items() if value > 0} for curve in curves]
         values = [value for curve in curves for value in curve.values()]
     if not values:
-        return Chart(title, unit, ())
+        return Chart(title, panel.unit, (), missing=panel.missing)
     steps = [step for curve in curves for step in curve]
-    y_marks = _log_marks(min(values), max(values)) if log else _marks(min(values), max(values), from_zero)
+    y_marks = _log_marks(min(values), max(values)) if log else _marks(min(values), max(values), panel.from_zero)
     x = _Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     y = _Scale(y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP, log)
     drawn = tuple(
@@ -141,7 +128,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], *, log: bool = False, fro
     )
     x_ticks = tuple(Tick(x(step), number(step)) for step in _step_marks(min(steps), max(steps)))
     y_ticks = tuple(Tick(y(mark), f"{mark:.0e}" if log and mark < 0.01 else number(mark)) for mark in y_marks)
-    return Chart(title, unit, drawn, x_ticks, y_ticks, "logarithmic" if log else "")
+    return Chart(title, panel.unit, drawn, x_ticks, y_ticks, "logarithmic" if log else "")
 
 
 def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
@@ -314,12 +301,7 @@ def _seconds(curves: Curves) -> Named:
 
 
 def _engine_tokens(curves: Curves) -> Named:
-    prefix, suffix = "engine/", "_tokens"
-    return [
-        (name.removeprefix(prefix).removesuffix(suffix), curve)
-        for name, curve in curves.items()
-        if name.startswith(prefix) and name.endswith(suffix)
-    ]
+    return [(found[1], curve) for name, curve in curves.items() if (found := re.fullmatch("engine/(.*)_tokens", name))]
 
 
 def _starting_with(prefix: str) -> Callable[[Curves], Named]:
@@ -394,13 +376,11 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
     for panel in PANELS:
         selected = _largest(panel.select(curves)) if panel.are_parts else panel.select(curves)
         if selected or panel.missing:
-            marked = best if panel.title == "Validation" else None
             lines = [
-                Line(label, curve, color, marked if label == BEST_BY.removeprefix(VALIDATION) else None)
+                Line(label, curve, color, best if curve is curves.get(BEST_BY) else None)
                 for color, (label, curve) in enumerate(selected)
             ]
-            chart = draw(panel.title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero)
-            charts.append(replace(chart, missing=panel.missing))
+            charts.append(draw(panel, lines))
     return tuple(charts)
 
 
@@ -417,27 +397,20 @@ def draw_other(curves: Curves) -> tuple[Chart, ...]:
     """Return a chart for each metric that :func:`draw_run` does not show. Constant metrics are left out."""
     drawn = {id(curve) for panel in PANELS for _, curve in panel.select(curves)}
     return tuple(
-        draw(name, "", [Line(name, curve, 0)])
+        draw(Panel(name, "", lambda _: ()), [Line(name, curve, 0)])
         for name, curve in curves.items()
         if id(curve) not in drawn and name not in _SHOWN and len(set(curve.values())) > 1
     )
 
 
-def draw_comparison(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare several runs: one metric per chart, one line per run."""
-    return tuple(chart for panel in PANELS if not panel.are_parts for chart in _compare(panel, runs))
+def draw_comparison(runs: Mapping[str, Curves], of_parts: bool = False) -> tuple[Chart, ...]:
+    """Return the charts that compare several runs: one metric per chart, one line per run.
 
-
-def draw_compared_parts(runs: Mapping[str, Curves]) -> tuple[Chart, ...]:
-    """Return the charts that compare the parts of a training step between runs, such as the time of the forward passes.
-
-    There is one chart for each part that all runs have. Each chart has one line per run.
+    With ``of_parts``, the charts are those of the parts of a step, such as the time of the forward passes.
     """
-    charts = []
-    for panel in PANELS:
-        if panel.are_parts:
-            charts += [chart for chart in _compare(panel, runs) if len(chart.lines) == len(runs)]
-    return tuple(charts)
+    charts = [chart for panel in PANELS if panel.are_parts == of_parts for chart in _compare(panel, runs)]
+    # A part that only one run has, such as the ranks of a trainer, is nothing to compare.
+    return tuple(chart for chart in charts if not of_parts or len(chart.lines) == len(runs))
 
 
 def _compare(panel: Panel, runs: Mapping[str, Curves]) -> Iterator[Chart]:
@@ -449,5 +422,4 @@ def _compare(panel: Panel, runs: Mapping[str, Curves]) -> Iterator[Chart]:
             for color, (run, named) in enumerate(selected.items())
             if label in named
         ]
-        title = panel.title if len(labels) == 1 else f"{panel.title}: {label}"
-        yield draw(title, panel.unit, lines, log=panel.log, from_zero=panel.from_zero)
+        yield draw(panel, lines, panel.title if len(labels) == 1 else f"{panel.title}: {label}")

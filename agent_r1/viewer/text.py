@@ -1,4 +1,4 @@
-"""Prepare texts of trajectories for a page: shorten long texts, and make hidden characters visible.
+"""Prepare texts and numbers for people: shorten long texts, and make hidden characters visible.
 
 Models and tools write the texts, so a text can contain anything. This module does not escape HTML, because the
 templates of the pages escape HTML.
@@ -7,17 +7,12 @@ templates of the pages escape HTML.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agent_r1.core.trajectory import TurnTiming
-
-MAX_SHOWN = 20_000
-"""The largest number of characters of a text on a page. A longer text is cut, and a link leads to the whole text."""
-
-MAX_WHOLE = 2_000_000
-"""The largest number of characters of a text on a page for long texts (``?whole=1``). A still longer text is cut."""
+from agent_r1.core.trajectory import Rewards, TurnTiming
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -35,7 +30,7 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text.replace("\r\n", "\n"))
 
 
-def shortened(text: str, most: int = MAX_SHOWN) -> str:
+def shortened(text: str, most: int) -> str:
     r"""Return a text, cut to the maximum length ``most``. A note at the end gives the number of missing characters.
 
     Example:
@@ -74,18 +69,14 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "\N{EN DASH}"
     value += 0.0  # not -0.0
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         return {"nan": "NaN", "inf": "∞", "-inf": "-∞"}[str(value)]
     size = abs(value)
-    if size >= 10**digits and size < 1e15:
-        shown = f"{value:,.0f}"
-    elif size and (size < 1e-4 or size >= 1e15):
-        shown = f"{value:.{digits}g}"
-    elif size >= 1000:
-        shown = f"{value:,.{max(0, digits - 4)}f}"
-    else:
-        shown = f"{value:.{digits}g}"
-    return shown
+    if 10**digits <= size < 1e15:
+        return f"{value:,.0f}"
+    if 1000 <= size < 1e15:
+        return f"{value:,.{max(0, digits - 4)}f}"
+    return f"{value:.{digits}g}"
 
 
 def duration(seconds: float) -> str:
@@ -114,6 +105,16 @@ def timing_text(timing: TurnTiming) -> str:
     if timing.first_token_seconds is not None:
         text += f" (first token {duration(timing.first_token_seconds - timing.start_seconds)})"
     return f"{text}, environment {duration(timing.env_seconds)}"
+
+
+def reward_texts(rewards: Rewards) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each reward, its value as text, and its sign: "plus", "minus", "zero" or "missing"."""
+    for name, value in rewards.items():
+        values = value if isinstance(value, tuple) else (value,)
+        total = sum(one for one in values if one is not None)
+        sign = "missing" if value is None else "plus" if total > 0 else "minus" if total < 0 else "zero"
+        shown = "not computed" if value is None else ", ".join(map(number, values[:50]))
+        yield one_line(name, 100), shown, sign
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

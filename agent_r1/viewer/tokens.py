@@ -1,104 +1,65 @@
-"""Values of the action tokens of an attempt, such as log-probabilities and advantages, and colors for these values."""
+"""The action tokens of an attempt with their numbers, such as log-probabilities and advantages, and colors for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agent_r1.core.events import TokenRecord
 from agent_r1.core.trajectory import Turn
-from agent_r1.viewer.text import number, visible
-
-Coloring = Literal["advantage", "gap", "logprob", "entropy", "value"]
-
-TokenFigures = Mapping[str, float | None]
-"""The values of one token, by name. None: the value is not known.
-
-- ``logprob``: the log-probability that the engine computed
-- ``trainer``: the log-probability that the trainer computed
-- ``gap``: ``trainer`` minus ``logprob``
-- ``advantage``, ``entropy``, ``value`` (of the critic), ``weight`` (the loss weight)
-"""
-
-MAX_TOKENS = 20_000
-"""The largest number of tokens that a page shows one by one. Each attempt gets an equal part of this number.
-
-A turn with more tokens than are left for its attempt is shown only as text.
-"""
+from agent_r1.viewer.text import number
 
 TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """A color scale for one kind of value of a token, such as the advantage. Each value gets a level with a color.
-
-    Attributes:
-        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
-        meaning: the explanation in the legend.
-        diverging: True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value.
-        largest: the largest absolute value on the scale. A value beyond the scale gets the last level, or the first
-            level if ``diverging`` is true and the value is negative.
-    """
-
-    coloring: Coloring
-    code: str
-    title: str
-    meaning: str
-    diverging: bool
-    largest: float
-
-    def level(self, value: float | None) -> int | None:
-        """Return the level, which determines the color of ``value``. Return None if ``value`` is None or not finite."""
-        if value is None or not math.isfinite(value):
-            return None
-        share = value / self.largest if self.largest else 0.0
-        if self.diverging:
-            return 4 + round(4 * max(-1.0, min(1.0, share)))
-        return round(4 * max(0.0, min(1.0, abs(share))))
-
-    @property
-    def marks(self) -> tuple[tuple[int, str], ...]:
-        """The entries of the legend: pairs (level, value as text)."""
-        if not self.largest:
-            return ((4 if self.diverging else 0, "0"),)
-        if self.diverging:
-            return tuple((level, number((level - 4) / 4 * self.largest, 3)) for level in range(9))
-        sign = -1 if self.coloring == "logprob" else 1
-        return ((0, "0"), *((level, number(sign * level / 4 * self.largest, 3)) for level in range(1, 5)))
-
-
-@dataclass(frozen=True, slots=True)
 class Token:
-    """A token on a page.
+    """A sampled token. A number that was not recorded, or is not finite, is None.
 
     Attributes:
-        text: the text of the token. Hidden characters are replaced by visible codes.
-        classes: the CSS classes that color the token, such as "a7 e2".
-        figures: the values that ``FIGURES`` names, such as the log-probability and the advantage, each written as text.
-            An unknown value is "".
+        engine: the log-probability in the engine that sampled the token.
+        trainer: the log-probability in the trainer before the update.
+        gap: ``trainer`` minus ``engine``.
+        weight: the weight of the token in the policy loss. 0: the loss leaves the token out.
+        value: the critic's value before the token.
     """
 
+    id: int
     text: str
-    classes: str
-    figures: tuple[str, ...]
+    engine: float | None
+    trainer: float | None
+    gap: float | None
+    advantage: float | None
+    weight: float | None
+    entropy: float | None
+    value: float | None
 
 
-FIGURES = ("token id", "log-prob, engine", "log-prob, trainer", "gap", "advantage", "loss weight", "entropy", "value")
-
-_SCALES: Mapping[Coloring, tuple[str, str, str, bool]] = {
-    "advantage": ("a", "Advantage", "orange: its probability is lowered; blue: it is raised", True),
-    "gap": ("g", "Log-probability gap", "trainer minus engine", True),
-    "logprob": ("l", "Log-probability", "of the engine; darker tokens were less likely", False),
-    "entropy": ("e", "Entropy", "of the policy at the token, in nats", False),
-    "value": ("v", "Value", "of the critic before the token", True),
+NUMBERS: Mapping[str, Callable[[Token], float | None]] = {
+    name: attrgetter(name) for name in ("engine", "trainer", "gap", "advantage", "weight", "entropy", "value")
 }
+"""The numbers of a token, in the order in which pages and tables show them."""
+
+
+def make_tokens(turn: Turn, record: TokenRecord | None, tokenizer: Tokenizer | None) -> Iterator[Token]:
+    """Yield the action tokens of a turn. Without a ``record``, only ``engine`` is known."""
+    unknown = (math.nan,) * len(turn.action_ids)
+    columns = (unknown,) * 5
+    if record is not None:
+        values = record.values or unknown
+        columns = (record.logprobs, record.advantages, record.loss_weights, record.entropies, values)
+    texts = token_texts(turn.action_ids, tokenizer)
+    for token_id, text, engine, trainer, advantage, weight, entropy, value in zip(
+        turn.action_ids, texts, turn.logprobs, *columns, strict=True
+    ):
+        numbers = (engine, trainer, trainer - engine, advantage, weight, entropy, value)
+        yield Token(token_id, text, *(one if math.isfinite(one) else None for one in numbers))
 
 
 def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
@@ -108,21 +69,12 @@ def find_tokenizer(folder: Path, model: Path | None) -> Path | None:
     return next(filter(Path.is_file, candidates), None)
 
 
-def load_tokenizer(file: Path) -> Tokenizer | None:
-    """Load a tokenizer. Return None if the file cannot be read."""
+def load_tokenizer(file: Path | None) -> Tokenizer | None:
+    """Load a tokenizer. Return None if there is no file, or if it cannot be read."""
     try:
-        return Tokenizer.from_file(str(file))
+        return None if file is None else Tokenizer.from_file(str(file))
     except Exception:  # the package raises Exception if a file cannot be read
         return None
-
-
-def read_tokenizer(folder: Path, model: Path | None) -> Tokenizer | None:
-    """Load the tokenizer of a run.
-
-    Return None if :func:`find_tokenizer` finds no file, or if the file cannot be read.
-    """
-    file = find_tokenizer(folder, model)
-    return None if file is None else load_tokenizer(file)
 
 
 def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
@@ -143,46 +95,80 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
     return texts
 
 
-def figures_of(turn: Turn, record: TokenRecord | None) -> list[TokenFigures]:
-    """Return the values of each action token of a turn, such as its advantage.
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A color scale for one number of tokens. Each value gets a level with a color.
 
-    Without a ``record``, only ``logprob`` is known.
+    Attributes:
+        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
+        name: the key of the number in ``NUMBERS``.
+        meaning: the explanation in the legend.
+        diverging: True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value.
+        largest: the largest absolute value on the scale. A value beyond the scale gets the last level, or the first
+            level if ``diverging`` is true and the value is negative.
     """
-    count = len(turn.action_ids)
-    unknown: tuple[None, ...] = (None,) * count
-    columns: dict[str, Sequence[float | None]] = {"logprob": turn.logprobs}
-    if record is not None:
-        columns |= {"trainer": record.logprobs, "advantage": record.advantages, "weight": record.loss_weights}
-        columns |= {"entropy": record.entropies, "value": record.values or unknown}
-        columns["gap"] = [trainer - engine for trainer, engine in zip(record.logprobs, turn.logprobs, strict=False)]
-    return [
-        {name: column[index] if index < len(column) else None for name, column in columns.items()}
-        for index in range(count)
-    ]
+
+    code: str
+    name: str
+    title: str
+    meaning: str
+    diverging: bool
+    largest: float = 0.0
+
+    def level(self, token: Token) -> int | None:
+        """Return the level, which determines the color; None if the number of the token is not known."""
+        value = NUMBERS[self.name](token)
+        if value is None:
+            return None
+        share = value / self.largest if self.largest else 0.0
+        if self.diverging:
+            return 4 + round(4 * max(-1.0, min(1.0, share)))
+        return round(4 * max(0.0, min(1.0, abs(share))))
+
+    @property
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        """The entries of the legend: pairs (level, value as text)."""
+        if not self.largest:
+            return ((4 if self.diverging else 0, "0"),)
+        if self.diverging:
+            return tuple((level, number((level - 4) / 4 * self.largest, 3)) for level in range(9))
+        sign = -1 if self.name == "engine" else 1
+        return ((0, "0"), *((level, number(sign * level / 4 * self.largest, 3)) for level in range(1, 5)))
 
 
-def make_scales(figures: Sequence[TokenFigures]) -> tuple[Scale, ...]:
-    """Return a color scale for each kind of value (``Coloring``) with a finite value in ``figures``."""
+_SCALES = (
+    Scale("a", "advantage", "Advantage", "orange: its probability is lowered; blue: it is raised", True),
+    Scale("g", "gap", "Log-probability gap", "trainer minus engine", True),
+    Scale("l", "engine", "Log-probability", "of the engine; darker tokens were less likely", False),
+    Scale("e", "entropy", "Entropy", "of the policy at the token, in nats", False),
+    Scale("v", "value", "Value", "of the critic before the token", True),
+)
+
+
+def make_scales(tokens: Sequence[Token], advantages: Iterable[float] = ()) -> tuple[Scale, ...]:
+    """Return a color scale for each number that is known for a token.
+
+    ``advantages`` are those of the whole group: the strongest color stands for the largest of them, also if it is on
+    another page.
+    """
     scales = []
-    for coloring, (code, title, meaning, diverging) in _SCALES.items():
-        known = [abs(value) for one in figures if (value := one.get(coloring)) is not None and math.isfinite(value)]
+    for scale in _SCALES:
+        known = [abs(value) for token in tokens if (value := NUMBERS[scale.name](token)) is not None]
         if known:
-            scales.append(Scale(coloring, code, title, meaning, diverging, max(known)))
+            if scale.name == "advantage":
+                known += [abs(value) for value in advantages if math.isfinite(value)]
+            scales.append(Scale(scale.code, scale.name, scale.title, scale.meaning, scale.diverging, max(known)))
     return tuple(scales)
 
 
-def make_tokens(
-    turn: Turn, figures: Sequence[TokenFigures], scales: Sequence[Scale], texts: Sequence[str]
-) -> Iterator[Token]:
-    """Yield the action tokens of a turn. ``figures`` and ``texts`` have one entry per token."""
-    for token_id, text, own in zip(turn.action_ids, texts, figures, strict=True):
-        levels = ((scale.code, scale.level(own.get(scale.coloring))) for scale in scales)
-        classes = " ".join(f"{code}{level}" for code, level in levels if level is not None)
-        if own.get("weight") == 0:
-            classes += " masked"
-        order = ("logprob", "trainer", "gap", "advantage", "weight", "entropy", "value")
-        yield Token(visible(text), classes, (str(token_id), *(_exact(own.get(name)) for name in order)))
+def token_classes(token: Token, scales: Sequence[Scale]) -> str:
+    """Return the CSS classes that color a token, such as "a7 e2"."""
+    levels = ((scale.code, scale.level(token)) for scale in scales)
+    classes = [f"{code}{level}" for code, level in levels if level is not None]
+    return " ".join([*classes, "masked"] if token.weight == 0 else classes)
 
 
-def _exact(value: float | None) -> str:
-    return "" if value is None else "NaN" if math.isnan(value) else f"{value:.6g}"
+def token_figures(token: Token) -> list[str]:
+    """Return the id and the numbers of a token as text; "" for a number that is not known."""
+    values = (read(token) for read in NUMBERS.values())
+    return [str(token.id), *("" if value is None else f"{value:.6g}" for value in values)]

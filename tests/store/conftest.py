@@ -29,7 +29,7 @@ from agent_r1.core.inference import PolicyVersion, PolicyVersionSpan
 from agent_r1.core.messages import Action, Image, Message, Text, ToolCall, ToolResult
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory, Turn, TurnTiming
 from agent_r1.store.folder import create_run, reopen_run
-from agent_r1.store.ledger import read_latest_seal
+from agent_r1.store.manifest import read_digest
 
 MAP = Image.from_data_url(
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -191,12 +191,12 @@ def write_resumed(script: Script, folder: Path) -> None:
             writer, script.sampling(3), [AttemptStarted(stray, "train", 1), AttemptFate(stray, "dropped", 3, "late")]
         )
         record_all(writer, script.sampling(4), script.update(3))
-        save(folder, "checkpoints/step-2", WEIGHTS[1], read_latest_seal(folder / "run.db"))
+        save(folder, "checkpoints/step-2", WEIGHTS[1], read_digest(folder / "run.db"))
     with closing(reopen_run(folder)) as writer:
         writer.open_segment(2, CONFIG)
         again = [event for event in script.sampling(4) if is_not_second(event)]
         record_all(writer, script.sampling(3), again, script.update(3), script.update(4), script.end())
-        save(folder, "model", WEIGHTS[3], read_latest_seal(folder / "run.db"))
+        save(folder, "model", WEIGHTS[3], read_digest(folder / "run.db"))
 
 
 def is_not_second(event: Event) -> bool:

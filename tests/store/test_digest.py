@@ -16,7 +16,7 @@ from agent_r1.core.trajectory import Trajectory, Turn
 from agent_r1.store.folder import create_run
 from agent_r1.store.reader import RunReader
 from agent_r1.store.rows import TurnTokens, pack_columns, pack_document, unpack_document
-from agent_r1.store.schema import KEYS
+from agent_r1.store.schema import TABLE_NAMES
 from agent_r1.store.verification import run_digest
 
 
@@ -139,9 +139,9 @@ STRUCTURE = {
         "metrics.reproducible",
         "segments.step",
     ),
-    *("head.row", "head.seal", *(f"{table}.{name}" for table in KEYS for name in ("id", "seal"))),
+    *(f"{table}.id" for table in TABLE_NAMES),
 }
-"""Names, columns that connect rows or decide which of them are current, and the ledger's numbers and seals."""
+"""Names, columns that connect rows or decide which of them are current, and the numbers of rows."""
 
 
 def columns(folder: Path) -> set[str]:

@@ -57,14 +57,14 @@ def test_a_failure_during_creation_leaves_nothing(step: str, folder: Path, monke
 def test_a_finished_run_leaves_no_temporary_files(folder: Path) -> None:
     create_run(folder, {}).close()
     assert [path.name for path in folder.parent.iterdir()] == ["demo"]
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "digest.json", "run.db"]
 
 
 def test_reading_a_finished_run_leaves_no_files(folder: Path) -> None:
     create_run(folder, {}).close()
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == []
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "run.db"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "digest.json", "run.db"]
 
 
 def test_a_run_is_closed_at_once_while_it_is_read(folder: Path) -> None:

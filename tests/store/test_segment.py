@@ -166,7 +166,7 @@ def test_pending_attempts_are_dropped_with_a_reason(stopped: Path, script: Any) 
 
 
 def test_a_killed_resume_opens_no_segment(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_r1.store.segment.SUPERSEDED", "SELECT * FROM nowhere")
+    monkeypatch.setattr("agent_r1.store.writer.SUPERSEDED", "SELECT * FROM nowhere")
     with pytest.raises(RunWriteError, match="nowhere"):
         resume_run(stopped, 2)
     monkeypatch.undo()

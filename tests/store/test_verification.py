@@ -15,11 +15,10 @@ from recorded_runs import record_all, save
 from agent_r1.commands.recorded_run import verify as verify_command
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import AttemptFinished, AttemptStarted, CheckpointSaved
-from agent_r1.store import invariants as file_invariants, verification
+from agent_r1.store import invariants as file_invariants, reader, verification
 from agent_r1.store.folder import create_run, reopen_run
 from agent_r1.store.invariants import INVARIANTS
-from agent_r1.store.ledger import Seal, write_seal_file
-from agent_r1.store.manifest import Manifest, check_manifest
+from agent_r1.store.manifest import DIGEST_FILE, Manifest, check_manifest
 from agent_r1.store.rows import TurnTokens, pack_columns, pack_document, unpack_document
 from agent_r1.store.verification import FILE_INVARIANTS, verify
 
@@ -164,7 +163,7 @@ def other_weights(name: str) -> Break:
 
 def without_the_last_checkpoint(folder: Path) -> None:
     """Remove the newest checkpoint of a run without a final model."""
-    change(folder, "INSERT INTO events VALUES (999, x'', 2, 0, 'checkpoint_saved', '4')")
+    change(folder, "INSERT INTO events VALUES (999, 2, 0, 'checkpoint_saved', '4')")
     shutil.rmtree(folder / "model")
 
 
@@ -185,8 +184,8 @@ BROKEN: dict[str, list[Break]] = {
     ],
     "a superseded attempt gets no later fate": [
         sql(
-            "INSERT INTO segments VALUES (998, x'', 3, 4, 0, '{}')",
-            f"INSERT INTO fates VALUES (999, x'', {the(4, 0)}, 3, 'trained', 4, NULL, NULL)",
+            "INSERT INTO segments VALUES (998, 3, 4, 0, '{}')",
+            f"INSERT INTO fates VALUES (999, {the(4, 0)}, 3, 'trained', 4, NULL, NULL)",
         )
     ],
     "only a later segment supersedes": [sql("UPDATE fates SET segment = 1 WHERE reason = 'it was started again'")],
@@ -253,8 +252,10 @@ BROKEN: dict[str, list[Break]] = {
         sql(f"UPDATE outcomes SET start = x'00' WHERE attempt_id = {FIRST}"),
         sql(f"UPDATE outcomes SET newest_version = 2 WHERE attempt_id = {the(2, 0)}"),
         sql(f"UPDATE rewards SET value = '[0.5]' WHERE attempt_id = {FIRST} AND name = 'steps'"),
+    ],
+    "each reward is recorded once": [
         sql(
-            "INSERT INTO rewards SELECT 999, x'', attempt_id, turn, call, name, value FROM rewards"
+            "INSERT INTO rewards SELECT 999, attempt_id, turn, call, name, value FROM rewards"
             f" WHERE attempt_id = {FIRST} AND name = 'judge'"
         ),
     ],
@@ -265,20 +266,14 @@ BROKEN: dict[str, list[Break]] = {
         other_weights("checkpoints/step-2"),
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-4"),
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-5"),
-        lambda folder: save(folder, "checkpoints/step-2", "one", Seal(30, b"of another ledger")),
     ],
     "newest checkpoint": [without_the_last_checkpoint],
     "model": [
         flip_bit("model/model.safetensors"),
         lambda folder: (folder / "model/manifest.json").unlink(),
         other_weights("model"),
-        lambda folder: save(folder, "model", "four", Seal(10**6, b"of a longer ledger")),
     ],
-    "seal": [
-        flip_bit("seal.json"),
-        lambda folder: (folder / "seal.json").write_text("[]"),
-        lambda folder: write_seal_file(folder, Seal(30, b"of another ledger")),
-    ],
+    "rows": [flip_bit(DIGEST_FILE)],
     "configuration": [flip_bit("config.json"), lambda folder: (folder / "config.json").unlink()],
     "database": [
         torn_page,
@@ -295,14 +290,20 @@ BROKEN: dict[str, list[Break]] = {
 CASES = [pytest.param(rule, breaking, id=f"{rule} {n}") for rule, b in BROKEN.items() for n, breaking in enumerate(b)]
 
 
+@pytest.fixture
+def no_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row counts as changed, as if somebody had computed all digests again."""
+    monkeypatch.setattr(file_invariants, "check_closed", lambda connection, content: [])
+    monkeypatch.setattr(reader, "changed_tables", lambda connection, recorded: [])
+
+
 @pytest.mark.parametrize(("name", "breaking"), CASES)
 def test_a_broken_invariant_is_the_one_reported(
-    name: str, breaking: Break, resumed: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, breaking: Break, resumed: Path, request: pytest.FixtureRequest
 ) -> None:
     breaking(resumed)
-    if name in {*INVARIANTS, "turns", "newest checkpoint"}:
-        assert rules(resumed)[-1] == "ledger"
-    monkeypatch.setattr(verification, "broken_rows", lambda connection: iter(()))  # as if all seals were computed again
+    if name != "rows":
+        request.getfixturevalue("no_digests")
     assert rules(resumed) == [name]
     assert "\n" not in verify(resumed).violations[0]
 
@@ -316,10 +317,8 @@ def test_every_invariant_has_been_broken() -> None:
     assert set(BROKEN) == {*INVARIANTS, *FILE_INVARIANTS, "schema", "database", "turns"}
 
 
-def test_a_violation_names_the_first_offender_and_counts_the_others(
-    resumed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verification, "broken_rows", lambda connection: iter(()))
+@pytest.mark.usefixtures("no_digests")
+def test_a_violation_names_the_first_offender_and_counts_the_others(resumed: Path) -> None:
     change(resumed, "UPDATE fates SET reason = NULL WHERE reason = 'the engine failed'")
     [line] = verify(resumed).violations
     assert line.endswith("demo:0.2.0:style-a/0 was dropped without a reason (and 4 more)")
@@ -360,8 +359,8 @@ def test_a_model_replaced_during_the_check_is_not_judged(resumed: Path, monkeypa
     assert [line.partition(": ")[0] for line in verify(resumed).violations] == ["model"]
 
 
-def test_an_incomplete_run_may_have_the_model_of_an_earlier_end(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "broken_rows", lambda connection: iter(()))
+@pytest.mark.usefixtures("no_digests")
+def test_an_incomplete_run_may_have_the_model_of_an_earlier_end(resumed: Path) -> None:
     other_weights("model")(resumed)
     change(resumed, "UPDATE versions SET checksum = 'weights from elsewhere' WHERE segment = 1 AND step = 3")
     assert verify(resumed).violations != ()
@@ -382,18 +381,12 @@ def test_verifying_changes_nothing(resumed: Path) -> None:
     assert {path: path.read_bytes() for path in resumed.rglob("*") if path.is_file()} == before
 
 
-def test_a_complete_run_without_a_seal_outside_of_the_database_is_valid_with_a_warning(uninterrupted: Path) -> None:
+def test_a_complete_run_without_a_digest_is_valid_with_a_warning(uninterrupted: Path) -> None:
     assert verify(uninterrupted).warnings == ()
-    (uninterrupted / "seal.json").unlink()
+    (uninterrupted / DIGEST_FILE).unlink()
     report = verify(uninterrupted)
     assert report.is_valid and report.not_closed > 0
     [line] = report.warnings
     assert f"covers its last {report.not_closed} rows" in line
-    assert f"warning: {line}\n" in CliRunner().invoke(verify_command, [str(uninterrupted)]).stderr
-
-
-def test_a_run_that_was_killed_needs_no_seal_outside_of_the_database(folder: Path, script: Any) -> None:
-    with closing(create_run(folder, {})) as writer:
-        record_all(writer, script.start(), *script.step(1))
-        report = verify(folder)
-    assert report.is_valid and report.not_closed > 0 and report.warnings == ()
+    result = CliRunner().invoke(verify_command, [str(uninterrupted)])
+    assert f"warning: {line}\n" in result.stderr and report.rows_sha256 in result.stdout

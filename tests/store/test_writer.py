@@ -205,7 +205,7 @@ from pathlib import Path
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.core.events import AttemptStarted
 from agent_r1.core.inference import PolicyVersion
-from agent_r1.store.writer import create_run
+from agent_r1.store.folder import create_run
 
 async def write(writer):
     for group in range(10**6):
@@ -234,7 +234,8 @@ import asyncio, resource, signal, sys
 from pathlib import Path
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import PolicyVersion
-from agent_r1.store.writer import RunWriteError, create_run
+from agent_r1.store.folder import create_run
+from agent_r1.store.writer import RunWriteError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = create_run(Path(sys.argv[1]), {})

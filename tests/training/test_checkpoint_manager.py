@@ -98,7 +98,7 @@ def test_the_best_by_validation_is_among_the_checkpoints(taskset: TaskSet, run: 
 
 def test_no_checkpoints_are_saved_if_disabled(taskset: TaskSet, tmp_path: Path) -> None:
     folder = train(config_of(taskset, tmp_path / "run", steps=1, checkpoint_every=0), taskset, SilentProgress()).run
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model", "run.db", "seal.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "digest.json", "model", "run.db"]
 
 
 def test_a_failed_save_stops_the_run_with_one_line_and_the_model_is_still_saved(

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -52,6 +53,16 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "choose another --port" in error and "in use" in error and len(error.splitlines()) == 1
 
 
+@contextmanager
+def killed_after_a_failure(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Otherwise the end of the ``with`` block around the process would wait for ever."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+
+
 @pytest.mark.parametrize(
     ("number", "runs", "count", "page", "title"),
     [
@@ -68,7 +79,7 @@ def test_the_viewer_prints_the_address_of_the_run_or_of_the_list_and_a_signal_en
         line = process.stdout.readline()
         found = re.fullmatch(rf"{count} at (http://127\.0\.0\.1:\d+{page}\?token=[\w-]{{32}})\n", line)
         assert found is not None, line
-        with httpx.Client() as client:
+        with killed_after_a_failure(process), httpx.Client() as client:
             assert f"<title>{title} · agent-r1</title>" in client.get(found[1], follow_redirects=True).text
         process.send_signal(number)
         assert process.wait(60) == 0
@@ -88,7 +99,8 @@ def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_pa
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        assert httpx.get(address, timeout=60).status_code == 303  # the server runs, so the browser was started
+        with killed_after_a_failure(process):
+            assert httpx.get(address, timeout=60).status_code == 303  # the server runs, so the browser was started
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     url, mode, page = opened.read_text().splitlines()
@@ -97,5 +109,5 @@ def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_pa
 
 
 def test_the_viewer_does_not_load_torch() -> None:
-    code = "import sys, agent_r1.cli, agent_r1.viewer, agent_r1.commands.recorded_run as v; v.default_settings(); "
+    code = "import sys, agent_r1.cli, agent_r1.viewer.app, agent_r1.commands.recorded_run as v; v.default_settings(); "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)

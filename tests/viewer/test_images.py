@@ -1,6 +1,8 @@
 """Images of a run: stored once, shown by the viewer and by show, and counted by verify."""
 
 import asyncio
+import json
+import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 from viewed_runs import make_trajectory
 
-from agent_r1.commands.show_attempt import read_attempt
+from agent_r1.commands.show_attempt import attempt_json
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.inference import PromptMedia
 from agent_r1.core.messages import Image, Message, Text
@@ -21,6 +23,7 @@ from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.viewer.app import create_app
 from agent_r1.viewer.catalog import Catalog
+from agent_r1.viewer.conversation import make_conversation
 from agent_r1.viewer.server import ViewerServer
 
 RED, BLUE = (Image.from_pil(Pillow.new("RGB", (6, 4), color)) for color in ("red", "blue"))
@@ -80,13 +83,10 @@ def test_exports_hold_the_images_themselves(run):
 
 
 def test_verify_finds_a_changed_image(run, tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "run.db").write_bytes((run / "run.db").read_bytes())
+    copy = shutil.copytree(run, tmp_path / "copy")
     with closing(sqlite3.connect(copy / "run.db")) as database, database:
         database.execute("UPDATE images SET data = x'00' WHERE sha256 = ?", (RED.sha256,))
-    (line,) = [line for line in verify(copy).violations if "images" in line]
-    assert RED.sha256 in line
+    assert any("table images differs" in line for line in verify(copy).violations)
 
 
 def test_the_page_of_an_attempt_shows_its_images(client):
@@ -107,6 +107,9 @@ def test_an_image_is_served_with_its_type_and_only_with_the_token(client, server
 
 def test_show_prints_a_line_for_each_image(run):
     with closing(RunReader(run)) as reader:
-        report = read_attempt(run, reader, reader.find_attempt("0.0.0:style-a/0"), None, with_tokens=False)
-    assert f"Look:\n[image/png 6x4 {RED.sha256[:12]}]\nWhat" in report.to_json()["start"][0]["text"]
-    assert f"[image/png 6x4 {BLUE.sha256[:12]}]\na crop" in report.to_json()["turns"][0]["calls"][0]["result"]
+        summary = reader.find_attempt("0.0.0:style-a/0")
+        conversation = make_conversation(reader.trajectory(summary.attempt), (), None, 0)
+    data = attempt_json(summary, conversation, ())
+    assert f"Look:\n[image/png 6x4 {RED.sha256[:12]}]\nWhat" in data["start"][0]["text"]
+    assert f"[image/png 6x4 {BLUE.sha256[:12]}]\na crop" in data["turns"][0]["calls"][0]["result"]
+    assert json.loads(json.dumps(data))["start"][0]["images"][0]["sha256"] == RED.sha256

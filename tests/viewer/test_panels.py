@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.viewer.charts import NUM_COLORS, draw_compared_parts, draw_comparison, draw_run
+from agent_r1.viewer.charts import NUM_COLORS, draw_comparison, draw_run
 
 PARTS = {f"part {index}": float(index) for index in range(1, 13)}
 PROFILED = {
@@ -22,9 +22,9 @@ def test_the_chart_of_a_profile_has_a_color_for_each_line_and_adds_the_smallest_
 def test_a_comparison_shows_only_parts_that_all_runs_have_and_apart_from_the_other_charts() -> None:
     mixed = {"first": PROFILED, "second": PLAIN}
     assert [chart.title for chart in draw_comparison(mixed)] == ["Reward"]
-    assert draw_compared_parts(mixed) == ()
+    assert draw_comparison(mixed, of_parts=True) == ()
     other = {name: curve for name, curve in PROFILED.items() if name != "profile/part 3"}
     both = {"first": PROFILED, "second": other}
     assert [chart.title for chart in draw_comparison(both)] == ["Reward"]
-    charts = draw_compared_parts(both)
+    charts = draw_comparison(both, of_parts=True)
     assert len(charts) == 2 * len(PARTS) - 1 and "Profile of a step: part 3" not in {chart.title for chart in charts}

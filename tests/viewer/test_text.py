@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from agent_r1.viewer.charts import MAX_POINTS, Line, draw
+from agent_r1.viewer.charts import MAX_POINTS, Line, Panel, draw
 from agent_r1.viewer.text import duration, number, one_line, shortened, visible
+
+REWARD = Panel("Reward", "", lambda curves: ())
+LOGARITHMIC = replace(REWARD, log=True)
 
 
 @pytest.mark.parametrize(
@@ -56,35 +60,34 @@ def test_numbers_and_durations_are_short() -> None:
     ],
 )
 def test_axes_have_round_numbers_that_enclose_the_curve(values: list[float], ticks: list[str]) -> None:
-    chart = draw("Reward", "", [Line("a", dict(enumerate(values)), 0)])
+    chart = draw(REWARD, [Line("a", dict(enumerate(values)), 0)])
     assert [tick.label for tick in chart.y_ticks] == ticks
     assert all(8 <= tick.at <= 186 for tick in chart.y_ticks)
 
 
 def test_a_logarithmic_axis_has_powers_of_ten_and_leaves_zeros_out() -> None:
-    chart = draw("Gap", "", [Line("a", {1: 0.0, 2: 3e-8, 3: 2e-5}, 0)], log=True)
+    chart = draw(LOGARITHMIC, [Line("a", {1: 0.0, 2: 3e-8, 3: 2e-5}, 0)])
     assert [tick.label for tick in chart.y_ticks] == ["1e-08", "1e-07", "1e-06", "1e-05", "1e-04"]
     assert [value[1] for value in chart.lines[0].values] == [2, 3]
-    assert draw("Gap", "", [Line("a", {1: 0.0}, 0)], log=True).note == ""
+    assert draw(LOGARITHMIC, [Line("a", {1: 0.0}, 0)]).note == ""
 
 
 def test_a_line_that_covers_others_everywhere_is_dashed() -> None:
     curves = [{1: 0.5, 2: 1.0}, {1: 0.5, 2: 1.0}, {2: 1.0}, {1: 0.5, 2: 0.9}]
-    lines = draw("Reward", "", [Line(str(index), curve, index) for index, curve in enumerate(curves)]).lines
+    lines = draw(REWARD, [Line(str(index), curve, index) for index, curve in enumerate(curves)]).lines
     assert [line.covered for line in lines] == [0, 1, 2, 0]
     assert [len(line.dots) for line in lines] == [2, 0, 0, 2]
 
 
 def test_a_long_curve_keeps_its_peaks() -> None:
     curve = {step: math.sin(step / 50) for step in range(10_000)} | {1234: 7.0, 4321: -7.0}
-    values = [value for _, _, _, value in draw("Reward", "", [Line("a", curve, 0)]).lines[0].values]
+    values = [value for _, _, _, value in draw(REWARD, [Line("a", curve, 0)]).lines[0].values]
     assert len(values) <= MAX_POINTS and max(values) == 7.0 and min(values) == -7.0
 
 
 def test_values_that_are_not_finite_leave_a_gap_and_no_chart_fails() -> None:
-    assert draw("Reward", "", [Line("a", {1: math.nan, 2: math.inf}, 0)]).empty
-    assert draw("Reward", "", []).empty
-    assert [value[1] for value in draw("R", "", [Line("a", {1: 1.0, 2: math.nan, 3: 2.0}, 0)]).lines[0].values] == [
+    assert draw(REWARD, [Line("a", {1: math.nan, 2: math.inf}, 0)]).lines == ()
+    assert [value[1] for value in draw(REWARD, [Line("a", {1: 1.0, 2: math.nan, 3: 2.0}, 0)]).lines[0].values] == [
         1,
         3,
     ]

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from recorded_runs import record_all
 
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.trajectory import Status
-from agent_r1.store.attempt_list import AttemptFilter
 from agent_r1.store.folder import create_run
-from agent_r1.store.reader import RunReader
+from agent_r1.store.reader import AttemptFilter, AttemptOrder, RunReader
 
 
 @pytest.fixture
@@ -41,11 +41,10 @@ def test_every_current_attempt_is_in_the_list_once(reader: RunReader) -> None:
     [
         (AttemptFilter(step=2), [(1, 0, 0), (1, 1, 0), (1, 2, 0)]),
         (AttemptFilter(group_id=3), [(3, 0, 0), (3, 1, 0), (3, 2, 0)]),
-        (AttemptFilter(task="style-a/1"), [(1, 0, 0), (1, 1, 0), (1, 2, 0)]),
         (AttemptFilter(status=Status.COMPLETED), []),
         (AttemptFilter(fate="pending"), []),
-        (AttemptFilter(has_reward=True), []),  # the reward of the judge is None
-        (AttemptFilter(has_reward=False, group_id=2), [(2, 0, 0), (2, 1, 0), (2, 2, 0)]),
+        (AttemptFilter(failed=True, group_id=2), [(2, 0, 0), (2, 1, 0)]),  # the reward of the judge is None
+        (AttemptFilter(failed=False, step=3), [(2, 2, 0)]),  # it has not ended
         (AttemptFilter(fate="dropped", step=3), [(2, 2, 0)]),
         (AttemptFilter(split="test"), []),
         (AttemptFilter(text="ENGINE failed", step=1), [(0, 2, 0)]),
@@ -69,6 +68,28 @@ def test_pages_join_to_the_whole_list_and_unknown_values_come_last(reader: RunRe
     assert places(reader, sort="credit", descending=True)[0][0] == 3  # the credit of a step is step / 3
 
 
+@pytest.mark.parametrize("order", get_args(AttemptOrder))
+@pytest.mark.parametrize("descending", [True, False])
+def test_neighbors_are_those_of_the_list(reader: RunReader, order: AttemptOrder, descending: bool) -> None:
+    where = AttemptFilter(split="train")
+    listed = [one.attempt for one in reader.list_attempts(where, sort=order, descending=descending)]
+    for before, attempt, after in zip([None, *listed], listed, [*listed[1:], None], strict=False):
+        assert reader.neighbors(attempt, where, order, descending) == (before, after)
+    assert reader.neighbors(listed[0], AttemptFilter(split="test"), order, descending) == (None, None)
+
+
+def test_an_attempt_is_found_by_its_id_unless_it_was_superseded(reader: RunReader) -> None:
+    found = reader.find_attempt("demo:2.1.0:style-a/2")
+    assert found is not None and found.attempt.sort_key == (2, 1, 0)
+    assert reader.find_attempt("demo:9.0.0:stray") is None
+
+
+def test_counts_are_those_of_attempts_that_are_not_superseded(reader: RunReader) -> None:
+    assert dict(reader.count_fates()) == {"trained": 6, "dropped": 6}
+    assert dict(reader.count_statuses()) == {Status.OUT_OF_TURNS: 8}
+    assert reader.count_attempts(most=3) == 3
+
+
 def test_a_summary_counts_turns_tokens_calls_and_errors(reader: RunReader) -> None:
     [first] = reader.list_attempts(AttemptFilter(id_prefix="0.0.0"))
     assert (first.status, first.fate, first.step, first.credit) == (Status.OUT_OF_TURNS, "trained", 1, 1 / 3)
@@ -83,9 +104,8 @@ def test_the_reward_of_a_summary_is_the_weighted_sum_of_all_rewards(folder: Path
         record_all(writer, [AttemptStarted(trajectory.attempt, "train", 0), AttemptFinished(trajectory)])
     with closing(RunReader(folder)) as reader:
         [summary] = reader.list_attempts()
-        assert reader.list_attempts(AttemptFilter(reward_below=0)) == ()
-        assert reader.list_attempts(AttemptFilter(has_reward=True)) == (summary,)
-        assert reader.list_attempts(AttemptFilter(has_reward=False)) == ()
+        assert reader.list_attempts(AttemptFilter(min_reward=21)) == ()
+        assert reader.list_attempts(AttemptFilter(min_reward=20, failed=False)) == (summary,)
     # exact_match 1, steps 3 * 0.5, format 3 * -0.5, and two calls with found 10 * 1 and cost -0.1 / 3
     assert summary.reward == pytest.approx(21 - 0.2 / 3)
 
