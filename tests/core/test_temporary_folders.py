@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.core.files import TemporaryFolder, remove_abandoned
+from agent_r1.core.files import TemporaryFolder
 
 PREFIX = "name-"
 
@@ -49,7 +48,6 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one(holder: BaseP
 def test_the_folder_of_a_running_process_stays_although_no_process_has_the_id_in_its_name(
     holder: BaseProcess, tmp_path: Path
 ) -> None:
-    """As in a place that machines or containers share."""
     (folder,) = tmp_path.iterdir()
     foreign = folder.rename(tmp_path / f"{PREFIX}4194305-abc")  # above the largest process id of Linux
     TemporaryFolder(PREFIX, tmp_path)
@@ -65,20 +63,6 @@ def test_a_kept_folder_stays(tmp_path: Path) -> None:
     kept.keep()
     TemporaryFolder(PREFIX, tmp_path).remove()
     assert [file.name for file in kept.path.iterdir()] == ["file"]
-
-
-def test_a_folder_stays_that_is_kept_while_another_process_tries_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, lock = TemporaryFolder(PREFIX, tmp_path), fcntl.flock
-
-    def late(descriptor: int, operation: int) -> None:  # the file of the lock is open
-        kept.keep()
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    remove_abandoned(PREFIX, tmp_path)
-    assert kept.path.is_dir()
 
 
 def test_a_removed_folder_is_gone_and_its_process_keeps_no_file_open(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_model_user_sees_no_tool_calls(make_action: Says, context: Contexts) -
 
 
 def test_the_roles_alternate_in_the_prompt_of_a_model_user(make_action: Says, context: Contexts) -> None:
-    """Two user messages open the task, and some chat templates reject roles that do not alternate."""
+    # some chat templates reject roles that do not alternate
     model = RecordingModel("Tea.", "DONE")
     task = Task("t", (Message.user("Hello."), Message.user("Anyone?")), {})
 

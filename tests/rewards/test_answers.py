@@ -55,12 +55,8 @@ def test_an_answer_beside_a_call_is_not_final(make_action: Any, make_trajectory:
 
 def test_an_answer_inside_reasoning_does_not_count(make_trajectory: Any) -> None:
     message = Message.assistant("I do not know.", reasoning="perhaps <answer>Bruno</answer>")
-    assert (
-        final_answer(
-            make_trajectory((Action(message, "<think>perhaps <answer>Bruno</answer></think>I do not know."), []))
-        )
-        is None
-    )
+    text = "<think>perhaps <answer>Bruno</answer></think>I do not know."
+    assert final_answer(make_trajectory((Action(message, text), []))) is None
 
 
 @pytest.mark.parametrize(
@@ -72,12 +68,8 @@ def test_an_answer_inside_reasoning_does_not_count(make_trajectory: Any) -> None
         (RIGHT, error_result(ToolErrorKind.UNKNOWN_TOOL, ""), None, -0.5),
         (RIGHT, error_result(ToolErrorKind.INVALID_ARGUMENTS, ""), None, -0.5),
         (RIGHT, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -0.5),
-        (WRONG, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -0.5),
-        (NONE, error_result(ToolErrorKind.UNKNOWN_TOOL, ""), None, -1.0),
         (NONE, error_result(ToolErrorKind.MALFORMED_CALL, ""), "no JSON", -1.0),
         (RIGHT, error_result(ToolErrorKind.RAISED, ""), None, 1.0),
-        (RIGHT, error_result(ToolErrorKind.TIMED_OUT, ""), None, 1.0),
-        (RIGHT, error_result(ToolErrorKind.BAD_RESULT, ""), None, 1.0),
         (RIGHT, ToolResult((Text("no such page"),), ok=False, error="no such page"), None, 1.0),
     ],
 )
@@ -96,13 +88,6 @@ def test_gated_exact_match_takes_its_four_values(
         (make_action("", call("search")), [FINE]), (make_action("", called), [result]), (make_action(final), [])
     )
     assert gated_exact_match(attempt, task) == reward
-
-
-@pytest.mark.parametrize(("final", "reward"), [(RIGHT, 1.0), (WRONG, 0.0), (NONE, -0.5)])
-def test_without_calls_the_format_score_needs_only_an_answer(
-    final: str, reward: float, task: Task, make_action: Any, make_trajectory: Any
-) -> None:
-    assert gated_exact_match(make_trajectory((make_action(final), [])), task) == reward
 
 
 def test_a_malformed_call_without_an_answer_gets_the_lowest_reward(

@@ -84,12 +84,6 @@ def test_a_call_that_hangs_is_stopped_and_the_next_one_has_a_fresh_interpreter(e
     assert text(later) == "1\n"
 
 
-def test_an_interpreter_that_crashes_fails_its_call(episode: Any) -> None:
-    died, after = episode(("import os; os._exit(1)",), ("2",))
-    assert (died.ok, died.error) == (False, ToolErrorKind.RAISED)
-    assert text(after).endswith("2\n")
-
-
 def test_output_that_is_too_long_is_truncated(episode: Any) -> None:
     assert "[cut here: 4001 more bytes]" in text(episode(("print('x' * 5000)",))[0])
 

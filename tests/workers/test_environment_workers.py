@@ -239,7 +239,6 @@ def test_a_worker_that_comes_back_is_used_if_it_has_the_same_environments(monkey
     ("changes", "token", "message"),
     [
         ({}, "another token", "the token is missing or wrong: set AGENT_R1_WORKER_TOKEN"),
-        ({"version": "2"}, "the token", "with agent-r1 1 instead of 2"),
         ({"taskset": "other"}, "the token", "with the task set 't' instead of 'other'"),
         ({"fingerprints": {"tasks": "a", "tools": "c"}}, "the token", "with other tools (by their sha256)"),
     ],

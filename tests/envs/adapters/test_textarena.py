@@ -26,13 +26,6 @@ def test_a_game_for_one_shows_new_messages_and_a_final_reward(play_episode) -> N
     assert won.end == "terminal" and won.results[0].data == 1.0
 
 
-def test_the_action_wrappers_of_the_package_are_used(play_episode) -> None:
-    game = TextArena("GuessTheNumber-v0", {"max_number": 4})
-    _, bare = asyncio.run(play_episode(game.env, game.tasks(1)[0], "1"))
-    _, bracketed = asyncio.run(play_episode(game.env, game.tasks(1)[0], "[1]"))
-    assert bare == bracketed
-
-
 def test_attempts_at_a_task_have_the_same_game_and_tasks_differ(play_episode) -> None:
     game = TextArena("LightsOut-v0")
     one, other = game.tasks(2)
@@ -72,13 +65,6 @@ def test_an_opponent_that_hangs_fails_its_episode(play_episode) -> None:
     game = TextArena("Nim-v0", opponent="hostile_games:stubborn", timeout=4.0)
     with pytest.raises(AgentR1Error, match="no answer within 4 seconds"):
         asyncio.run(play_episode(game.env, game.tasks(1)[0], "[0 1]"))
-
-
-def test_too_many_invalid_actions_are_punished_by_the_game(play_episode) -> None:
-    game = TextArena("TicTacToe-v0")
-    _, (warned, over) = asyncio.run(play_episode(game.env, game.tasks(1)[0], "[99]", "[99]"))
-    assert warned.end is None and "invalid move" in warned.messages[0].text
-    assert over.end == "terminal" and over.results[0].data == -1.0
 
 
 def test_random_moves_are_those_that_the_game_lists() -> None:
