@@ -13,11 +13,7 @@ from agent_r1.core.trajectory import AttemptId
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The outcome of an action in an environment.
-
-    Example:
-        Transition((Message.tool("Alba: mayor Bruno.", "call_0_0"),), call_rewards=({"found": 1.0},))
-    """
+    """The outcome of an action in an environment."""
 
     messages: tuple[Message, ...]  # the observation, which is appended to the conversation
     rewards: Mapping[str, float] = field(default_factory=dict)  # process rewards of the whole action, by name
@@ -38,9 +34,6 @@ class RolloutContext:
 
     ``models`` are the models that the environment may query, by role: "user", "judge", "reward" and "policy". Inside an
     agent loop, "policy" is always present.
-
-    Example:
-        reply = await context.models["user"]((Message.user("Where is my order?"),))
     """
 
     id: AttemptId

@@ -49,9 +49,6 @@ class AttemptFate:
     """An attempt was trained or dropped at ``step``.
 
     Each attempt has at most one fate per segment of a run (a stretch of training without a stop).
-
-    Example:
-        AttemptFate(attempt=attempt, fate="dropped", step=3, reason="advantage 0 on every token")
     """
 
     attempt: AttemptId
@@ -106,11 +103,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event that has no class of its own. ``kind`` is a short word, and ``detail`` is a sentence or JSON.
-
-    Example:
-        LogEvent(kind="warning", detail="gradient_spike: the gradient norm is far above the recent median ..")
-    """
+    """An event that has no class of its own. ``kind`` is a short word, and ``detail`` is a sentence or JSON."""
 
     kind: str
     detail: str

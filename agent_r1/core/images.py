@@ -38,9 +38,6 @@ def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
 
     Raise InvalidInput if the file is not a PNG, JPEG, GIF or WebP, is too large, has too many pixels or a too large
     aspect ratio, or is not of the declared type ``mime``; or if pillow is not installed.
-
-    Example:
-        read_header(png) == ImageHeader("image/png", 64, 48)
     """
     picture = _open(data)
     found = _MIME_TYPES[picture.format]

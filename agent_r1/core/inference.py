@@ -22,11 +22,7 @@ ProductPrecision = Literal["float32", "tf32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:
-    """One version of the policy's weights, made by the optimizer step ``step``.
-
-    Example:
-        PolicyVersion(number=3, step=3, checksum="9f86d0..")
-    """
+    """One version of the policy's weights, made by the optimizer step ``step``."""
 
     number: int  # 0: the initial weights of a run
     step: int
@@ -57,9 +53,6 @@ class WeightUpdate:
 
     ``handle`` depends on the transport: the module ("shared_memory"), the folder ("safetensors"), the
     :class:`AdapterFolders` ("lora") or the name of the process group ("nccl").
-
-    Example:
-        WeightUpdate(version=PolicyVersion(3, step=3), transport="safetensors", handle=Path("/dev/shm/run/version-3"))
     """
 
     version: PolicyVersion
@@ -106,9 +99,6 @@ class StopCondition:
     ``is_met`` takes all tokens sampled so far. The engine calls it after each sampled token, or when the engine itself
     has found one of ``strings``. If the string does not end the generation, for example because it is inside a thought,
     ``is_met`` returns False.
-
-    Example:
-        StopCondition(("</search>",), is_met=lambda token_ids: decode(token_ids).endswith("</search>"))
     """
 
     strings: tuple[str, ...]
@@ -142,12 +132,7 @@ class PolicyVersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The sampled tokens of one generation, with their log-probabilities.
-
-    Example:
-        Completion(token_ids=(17, 4, 2), logprobs=(-0.1, -0.7, -0.01), finish_reason="stop",
-                   version_spans=(PolicyVersionSpan(0, 3),))
-    """
+    """The sampled tokens of one generation, with their log-probabilities."""
 
     token_ids: tuple[int, ...]
     # log-softmax(logits / temperature) over the full vocabulary, with temperature 1 for greedy sampling

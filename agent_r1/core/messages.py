@@ -23,11 +23,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is part of a message. Two images are equal if their files have equal bytes.
-
-    Example:
-        Message("user", (Image.from_file("chart.png"), Text("Which bar is the highest?")))
-    """
+    """An image that is part of a message. Two images are equal if their files have equal bytes."""
 
     sha256: str  # of the file, in hexadecimal
     mime: str  # such as image/png
@@ -83,11 +79,7 @@ def parts_text(parts: Iterable[ContentPart]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call as the policy wrote it.
-
-    Example:
-        ToolCall(id="call_0", name="search", arguments={"query": "Alba"}, raw='{"name": "search", ...}')
-    """
+    """One tool call as the policy wrote it."""
 
     id: str
     name: str
@@ -98,11 +90,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation.
-
-    Example:
-        Message.user("Who rules Alba?").text == "Who rules Alba?"
-    """
+    """One message of a conversation."""
 
     role: RoleName
     parts: tuple[ContentPart, ...]

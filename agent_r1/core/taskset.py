@@ -19,11 +19,7 @@ Responder = Callable[[tuple[Message, ...], int], Message]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolution:
-    """One way to solve a task, right or wrong. The messages come from ``respond``, and not from the policy.
-
-    Example:
-        ReferenceSolution(name="guess", respond=script(tool_call("search", query="Alba"), Message.assistant("Bruno")))
-    """
+    """One way to solve a task, right or wrong. The messages come from ``respond``, and not from the policy."""
 
     name: str
     respond: Responder

@@ -55,9 +55,6 @@ async def run_in_thread(work: Callable[..., T], *arguments: object, pool: Daemon
 
     If ``pool`` is None, the thread is new, so it shares no thread-local state, such as torch's gradient mode, with
     earlier work.
-
-    Example:
-        report = await run_in_thread(updater.update, groups)
     """
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     # Catch SystemExit, too: otherwise the caller would wait forever.

@@ -195,10 +195,6 @@ class ProcessPool:
     """A pool of worker processes, each with an object of the class ``name`` (see :func:`start_process`).
 
     If a call times out or its process crashes, the call fails, and a later call starts a new process.
-
-    Example:
-        pool = ProcessPool("statistics", "statistics:NormalDist", seconds=5)
-        await pool.call("cdf", 0.0)         # ReturnValue(0.5)
     """
 
     def __init__(self, package: str, name: str, seconds: float) -> None:

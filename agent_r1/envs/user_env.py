@@ -22,12 +22,7 @@ from agent_r1.tools.function_tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the user. If ``end`` is True, the conversation ends, and the agent does not see the text.
-
-    Example:
-        Reply("The order is A17.")
-        Reply("", end=True)
-    """
+    """A reply of the user. If ``end`` is True, the conversation ends, and the agent does not see the text."""
 
     text: str
     end: bool = False

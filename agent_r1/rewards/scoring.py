@@ -163,9 +163,6 @@ class FunctionScorer:
     A reward is Unscored if its function raises, takes longer than ``timeout`` seconds, or returns a value that is not a
     finite number. A function that runs code written by the policy must have an attribute ``sandbox``
     (:class:`~agent_r1.core.environment.ExecutesCode`).
-
-    Example:
-        FunctionScorer({"em": exact_match, "f1": f1})
     """
 
     functions: Mapping[str, RewardFunction]  # by the name of the reward, if a function returns no names

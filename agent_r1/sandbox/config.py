@@ -15,11 +15,7 @@ _SETTINGS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_att
 
 
 class Limits(BaseModel):
-    """The limits of one program. Sizes are in bytes.
-
-    Example:
-        Limits(seconds=2, memory=2**28)
-    """
+    """The limits of one program. Sizes are in bytes."""
 
     model_config = _SETTINGS
 
@@ -49,11 +45,7 @@ class Limits(BaseModel):
 
 
 class SandboxConfig(BaseModel):
-    """The configuration of a sandbox.
-
-    Example:
-        SandboxConfig(level="bubblewrap", limits=Limits(seconds=5))
-    """
+    """The configuration of a sandbox."""
 
     model_config = _SETTINGS
 

@@ -72,12 +72,6 @@ class Interpreter:
 
     If a cell times out or ends the process, it fails, and the next call starts a fresh process without the earlier
     variables. Then ``restarted`` is True in the result of this call.
-
-    Example:
-        interpreter = sandbox.interpreter()
-        await interpreter.run("x = 6")
-        (await interpreter.run("x * 7")).stdout.text == "42\\n"
-        await interpreter.close()
     """
 
     def __init__(self, confinement: Confinement) -> None:

@@ -62,9 +62,6 @@ class StdioServer:
         command: the words of the command. ``python`` as the first word is replaced by the running interpreter.
         variables: environment variables, in addition to the variables that the SDK passes on (PATH, HOME ..).
         folder: the working directory; None for the current directory.
-
-    Example:
-        StdioServer(("python", "server.py", "--small"), folder=Path("tools"))
     """
 
     command: tuple[str, ...]
@@ -92,11 +89,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """An MCP server at a URL, with the transport "Streamable HTTP".
-
-    Example:
-        HttpServer("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer .."})
-    """
+    """An MCP server at a URL, with the transport "Streamable HTTP"."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values can be credentials

@@ -169,7 +169,7 @@ def invocations(kind: str, short: bool, folder: Path, seed: int) -> Iterator[Inv
     if kind == "options":
         yield from option_invocations(1 if short else None, generator)
     else:
-        yield from file_invocations(folder, 2 if short else None, generator)
+        yield from file_invocations(folder, 1 if short else None, generator)
 
 
 def main(words: Sequence[str] | None = None) -> int:
