@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import pytest
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.types import Component
 from agent_r1.cli import cli
-from agent_r1.config import setting_keys
-from agent_r1.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md"]
@@ -67,9 +64,3 @@ def test_the_options_that_a_page_names_exist(page: Path) -> None:
 def test_an_option_that_does_not_exist_is_found() -> None:
     assert exists("--algorithm.kl.coefficient") and exists("--trainer.lora.rank")
     assert not exists("--algorithm.kl.coef") and not exists("--trainer.lora.size")
-
-
-def test_the_page_of_settings_lists_every_setting_of_training() -> None:
-    tables = runpy.run_path(str(ROOT / "docs" / "site" / "settings.py"))["make_tables"]()
-    listed = set(re.findall(r"^\| `--(\S+)` \|", tables, re.M))
-    assert listed == set(setting_keys(TrainConfig))

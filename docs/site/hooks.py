@@ -7,7 +7,6 @@ of the repository become pages: Markdown files as they are, other files as code.
 import ast
 import posixpath
 import re
-import runpy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -71,10 +70,9 @@ def _api_of(entry: tuple[str, str]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the Markdown of a page as the site needs it: with links to pages, and the page of settings with tables."""
+    """Return the Markdown of a page as the site needs it: links to pages, and on the page of the API the names."""
     source = page.file.src_uri
     if source == API:
-        markdown += runpy.run_path(str(Path(__file__).with_name("settings.py")))["make_tables"]()
         markdown += "".join(map(_api_of, public_names().items()))
     here = "docs" if page.file.generated_by is None else ""
     folder = posixpath.join(here, posixpath.dirname(source))
