@@ -20,7 +20,7 @@ SOURCES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"{folder}/*.*" for
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)[^)\s]+")
 CODE = re.compile(r"`[^`]*`")
-LANGUAGES = {".py": "python", ".toml": "toml"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".sbatch": "bash"}
 API = "api.md"
 
 
