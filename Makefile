@@ -66,7 +66,7 @@ test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, socket
 	touch $@
 
 test-extras: .venv/extras/.installed  ## Weights & Biases, Trackio, MLflow and OpenEnv
-	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py tests/test_adapters_documented.py
+	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py
 
 test-gpu: $(INSTALLED_DEV)  ## engine, trainer and runs on an NVIDIA GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch sees no GPU")'
