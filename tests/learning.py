@@ -83,6 +83,17 @@ ALL: tuple[Algorithm, ...] = (
 )
 """Every preset, and two algorithms with the terms that no preset uses."""
 
+SOME = tuple(
+    algorithm
+    for name, algorithm in {one.name: one for one in ALL}.items()  # with bootstrapping if there is a critic
+    if name
+    in (
+        *("grpo", "dr-grpo", "ppo", "steppo", "vapo", "bi-level-gae", "gspo", "gmpo", "vespo", "kl-cov", "opsm"),
+        *("echo", "reinforce++", "gigpo", "hgpo", "remax", "top-k-distillation", "corrected", "by-turn"),
+    )
+)
+"""Algorithms that together have each kind of estimator, loss, aggregation and term, for tests that run models."""
+
 
 def tiny_model(seed: int, layers: int) -> PreTrainedModel:
     """Return a GPT-2 in float64, norms included. Without layers its output depends on the last token only, not on its

@@ -1,12 +1,11 @@
 """An algorithm as data: an advantage estimator, a policy loss and optional terms.
 
-:meth:`Algorithm.compute_token_weights` runs once per batch, before the update. :meth:`Algorithm.compute_loss` runs once
-per micro-batch.
+:meth:`Algorithm.compute_token_weights` runs once per batch, :meth:`Algorithm.compute_loss` once per micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -143,10 +142,7 @@ class Algorithm(Component):
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether the algorithm compares the policies of trainer and sampler.
-
-        If so, a forward pass before the update is needed.
-        """
+        """Whether trainer and sampler are compared, which needs a forward pass before the update."""
         masks = self.token_mask is not None and self.token_mask.compares_sampler
         return self.correction is not None or self.rejection is not None or masks
 
@@ -166,9 +162,7 @@ class Algorithm(Component):
         return self.kl is not None and self.kl.sync_steps > 0
 
     def select(self, selection: Selection, version: int) -> Selection:
-        """Return ``selection`` without the samples that the settings ``filters`` and ``constant_groups`` remove.
-
-        The removed samples are in ``excluded`` of the result.
+        """Return ``selection`` with the samples moved to ``excluded`` that ``filters`` and ``constant_groups`` remove.
 
         ``version`` is the version of the current weights.
         """
@@ -176,10 +170,7 @@ class Algorithm(Component):
         return self.filters.apply(varied, version)
 
     def ratio_unit(self, batch: TrainingBatch) -> Tensor | None:
-        """Return the index of each token's unit (turn or trajectory): (N,); None if each token has its own ratio.
-
-        All tokens of a unit share one importance ratio.
-        """
+        """Return the index (N,) of the turn or trajectory whose tokens share one importance ratio; None for tokens."""
         if self.ratio_level == "token":
             return None
         return batch.token_turn if self.ratio_level == "turn" else batch.token_trajectory
@@ -187,8 +178,7 @@ class Algorithm(Component):
     def compute_token_weights(self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float = 0.0) -> TokenWeights:
         """Return the advantages and the loss weights of the N tokens of a batch of whole groups.
 
-        ``outputs`` are the models' outputs before the update, and ``kl_coef`` is the current coefficient of the KL
-        penalty.
+        ``outputs`` are the models' outputs before the update. ``kl_coef`` is the coefficient of the KL penalty.
         """
         advantage, targets = self._compute_advantages(batch, outputs, kl_coef)  # (N,)
         # Loss mask: the action tokens of the trajectories that the loss includes. The other trajectories count in
@@ -241,15 +231,13 @@ class Algorithm(Component):
     def compute_loss(self, tokens: TokenOutputs, weights: TokenWeights) -> tuple[Tensor, Metrics]:
         """Return (loss, metrics) of a micro-batch of n tokens. The loss of a batch is the sum over its micro-batches.
 
-        Each token t has these weights (see :class:`agent_r1.algorithms.types.TokenWeights`): w is ``loss_weight``, s is
-        ``sft_weight``, d is ``drift_weight``, and c is ``importance_weight``. If ``off_policy_mask`` masks the token, c
-        is 0. A is the advantage of the token, and r its importance ratio. pi is the current policy, and pi_old is the
-        policy in the denominator of the importance ratio. H is the entropy of pi, KL the divergence from the reference
-        policy, and D the divergence from the teacher. The loss is
+        Token t has the weights w (``loss_weight``), c (``importance_weight``, 0 if ``off_policy_mask`` masks it), s
+        (``sft_weight``) and d (``drift_weight``), the advantage A and the importance ratio r = pi / pi_old. H is the
+        entropy of pi, KL the divergence from the reference policy, and D the divergence from the teacher.
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t
-                + sum_t w_t d_t |log(pi_t / pi_old_t)| + value loss.
+                + sum_t w_t d_t |log(pi_t / pi_old_t)| + value loss
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -288,7 +276,7 @@ class Algorithm(Component):
         return loss, metrics
 
     def policy_gradient_mask(self, weights: TokenWeights) -> Tensor:
-        """Return for each token whether it has a nonzero weight in any term of the policy's loss: (N,) bool."""
+        """Return for each token whether it has a gradient in any term of the policy's loss: (N,) bool."""
         in_loss = weights.loss_weight != 0  # (N,)
         mask = in_loss & (weights.importance_weight != 0)
         if not self.loss.regularizes:
@@ -303,10 +291,7 @@ class Algorithm(Component):
         return mask
 
     def correction_weights(self, batch: TrainingBatch, old_logprobs: Tensor) -> Tensor:
-        """Return the importance weight that ``correction`` gives to each token: (N,). ``correction`` must not be None.
-
-        Observations have weight 1.
-        """
+        """Return the importance weight that ``correction`` gives to each token: (N,); 1 for observations."""
         assert self.correction is not None
         weight = torch.ones(len(batch.ids), dtype=torch.float64)
         log_ratio, unit = mismatch(batch, old_logprobs, self.correction.level)
@@ -315,11 +300,6 @@ class Algorithm(Component):
     def _compute_advantages(
         self, batch: TrainingBatch, outputs: ModelOutputs, kl_coef: float
     ) -> tuple[Tensor, ValueTargets | None]:
-        """Return (advantage of each token (N,), targets of the critic or None).
-
-        Usually the estimator gets only the action tokens. Then observation tokens have advantage 0 and no target. If
-        ``masks.advantage`` or ``masks.loss`` is off, the estimator gets all tokens.
-        """
         # Time steps for the advantage: a summary turn and the turn after it are one time step. Ratios and aggregation
         # still use the S turns.
         steps, last_turns = batch.join_summaries()  # (D,) the last turn of each time step
@@ -330,6 +310,7 @@ class Algorithm(Component):
         # After actions, the estimator needs only the critic's values at the end of each time step: (S,) -> (D,).
         values = outputs.values and replace(outputs.values, after_action=outputs.values.after_action[last_turns])
         outputs = replace(outputs, values=values)
+        # Usually the estimator sees only the action tokens, and observations have advantage 0 and no target.
         compact = self.masks.loss and self.masks.advantage and not bool(batch.action_mask.all())
         if not self.masks.loss:  # observations count as actions
             seen, seen_outputs = replace(rewarded, action_mask=torch.ones_like(batch.action_mask)), outputs
@@ -343,27 +324,24 @@ class Algorithm(Component):
         if not bool(advantage.isfinite().all()):
             raise InvalidInput(field, got="a number that is not finite", do="return finite advantages")
         advantage = advantage.double()
-        critic = self.advantage if isinstance(self.advantage, WithCritic) else None
-        targets = None if critic is None else critic.value_targets(seen, seen_outputs)
-        if compact:
-            advantage = _scatter(advantage, batch.action_mask)
-            targets = targets and ValueTargets(
-                replace(targets.target, before_token=_scatter(targets.target.before_token, batch.action_mask)),
-                replace(targets.weight, before_token=_scatter(targets.weight.before_token, batch.action_mask)),
-            )
-        return advantage, targets and _scatter_turns(targets, last_turns, len(batch.turn_trajectory))
+        targets = self.advantage.value_targets(seen, seen_outputs) if isinstance(self.advantage, WithCritic) else None
+
+        def expand(values: StateValues) -> StateValues:  # to all N tokens and S turns
+            before = _scatter(values.before_token, batch.action_mask) if compact else values.before_token
+            # only the last turn of a time step has a target
+            after = values.after_action.new_zeros(len(batch.turn_trajectory))  # (S,)
+            return StateValues(before, after.index_put((last_turns,), values.after_action))
+
+        return (
+            _scatter(advantage, batch.action_mask) if compact else advantage,
+            targets and ValueTargets(expand(targets.target), expand(targets.weight)),
+        )
 
     def _apply_token_rules(
         self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a pair of tensors, each (N,): whether each token is kept, and the penalty weight of each token.
-
-        The first tensor (bool) is False for the tokens that the setting ``token_mask`` masks. The second tensor holds
-        the weights of the setting ``kl_cov``. The second tensor is None if ``kl_cov`` is not set.
-
-        ``loss_mask`` (N,) must select at least one token. A token that ``loss_mask`` does not select is always kept,
-        and has the penalty weight 0.
-        """
+        # (N,) whether ``token_mask`` keeps each token, and (N,) the weights of ``kl_cov``. The rules see only the
+        # tokens of the loss mask, and keep all others.
         seen, seen_outputs, seen_advantage = batch.tokens(loss_mask), outputs.select(loss_mask), advantage[loss_mask]
         kept, drift_weight = torch.ones_like(loss_mask), None
         if self.token_mask is not None:
@@ -389,41 +367,13 @@ def _check_shape(field: str, numbers: Tensor, shape: torch.Size) -> None:
     raise InvalidInput(field, got=got, do=f"return one number per token, not an average: {tuple(shape)}")
 
 
-def _scatter_turns(targets: ValueTargets, turns: Tensor, count: int) -> ValueTargets:
-    """Return a copy of ``targets`` whose tensors ``after_action`` have one element per turn, not one per time step.
-
-    A time step is one turn, or several turns that :meth:`TrainingBatch.join_summaries` joined. There are D time steps,
-    and S = ``count`` turns. ``turns`` (D,) is the index of the last turn of each time step.
-
-    Only ``targets.target.after_action`` and ``targets.weight.after_action`` change: from shape (D,) to shape (S,). The
-    last turn of each time step gets the target and the weight of the time step. All other turns get target 0 and
-    weight 0.
-    """
-
-    def scatter(values: StateValues) -> StateValues:
-        after = values.after_action.new_zeros(count).index_put((turns,), values.after_action)  # (S,)
-        return replace(values, after_action=after)
-
-    return ValueTargets(scatter(targets.target), scatter(targets.weight))
-
-
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
-    """Return a tensor (N,) that holds the n elements of ``x``, in their order, at the n true places of ``mask``.
-
-    All other elements of the result are 0.
-    """
+    # (n,) -> (N,): the elements of x at the true places of ``mask``, and 0 elsewhere
     return torch.zeros(len(mask), dtype=x.dtype).masked_scatter(mask, x)
 
 
-RATIO_LEVELS: Mapping[Level, str] = {
-    "token": "",
-    "turn": ", geometric mean over the turn",
-    "trajectory": ", geometric mean over the trajectory",
-}
-
-
 def objective(algorithm: Algorithm) -> str:
-    """Return the objective of the algorithm in one line, with clauses separated by semicolons."""
+    """Return the objective of the algorithm in one line."""
     return "; ".join(clauses(algorithm))
 
 
@@ -435,7 +385,8 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     yield f"maximize the {aggregated} of {algorithm.loss.formula}"
     if algorithm.loss.uses_ratio:
         denominator = "pi_old" if algorithm.ratio_denominator == "old_policy" else "mu"
-        yield f"r = pi / {denominator}{RATIO_LEVELS[algorithm.ratio_level]}"
+        unit = "" if algorithm.ratio_level == "token" else f", geometric mean over the {algorithm.ratio_level}"
+        yield f"r = pi / {denominator}{unit}"
     yield f"A = {algorithm.advantage.formula}"
     if algorithm.shaping.formula:
         yield algorithm.shaping.formula
@@ -449,7 +400,11 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     )
     yield from (f"plus {coefficient:g} {term}" for coefficient, term in added if coefficient)
     if isinstance(algorithm.advantage, WithCritic):
-        yield from _critic_clauses(algorithm.advantage)
+        yield f"V within {algorithm.advantage.value_clip:g} of V_old regresses on A + V_old"
+        if algorithm.advantage.bootstrap:
+            yield "if an episode was truncated, V of its last state follows"
+        if algorithm.advantage.warmup:
+            yield f"only the critic for {algorithm.advantage.warmup} updates"
     if algorithm.filters.formula:
         yield f"left out: {algorithm.filters.formula}"
     if algorithm.constant_groups == "drop":
@@ -459,11 +414,3 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     yield from (f"{name} mask off" for name, is_on in algorithm.masks if not is_on)
     if algorithm.epochs > 1:
         yield f"{algorithm.epochs} epochs"
-
-
-def _critic_clauses(advantage: WithCritic) -> Iterator[str]:
-    yield f"V within {advantage.value_clip:g} of V_old regresses on A + V_old"
-    if advantage.bootstrap:
-        yield "if an episode was truncated, V of its last state follows"
-    if advantage.warmup:
-        yield f"only the critic for {advantage.warmup} updates"

@@ -1,5 +1,6 @@
-"""Optional terms of an algorithm: masks, KL penalty, distillation, and corrections of the difference between the
-policies of sampler and trainer.
+"""Optional terms of an algorithm: masks, KL penalty, distillation, and corrections of the mismatch with the sampler.
+
+pi is the current policy, pi_old the policy before the update, and mu the sampler's policy.
 """
 
 from __future__ import annotations
@@ -88,12 +89,9 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each of n tokens: (n,). The estimate has a gradient.
+        """Return the estimate of KL(pi || ref) at each of n tokens, with gradient: (n,).
 
-        Args:
-            logprobs: (n,) log pi, under the current policy pi.
-            reference_logprobs: (n,) log ref, under the reference policy ref.
-            ratio: (n,) importance ratio pi / pi_old. Only the estimator "k3_unbiased" uses the ratio.
+        ``ratio`` (n,) is pi / pi_old, which only the estimator "k3_unbiased" uses.
         """
         match self.estimator:
             case "k1":
@@ -113,12 +111,8 @@ class Kl(Component):
             error = clip(divergence / target - 1, -0.2, 0.2)
             coefficient <- coefficient * exp(error * trajectories / horizon)
 
-        In the paper, the coefficient is multiplied by 1 + 0.1 * error instead. Without ``target``, the coefficient does
-        not change.
-
-        Args:
-            divergence: the mean KL divergence per token in this update, in nats.
-            trajectories: the number of trajectories in this update.
+        The paper has the factor 1 + 0.1 * error. ``divergence`` is the mean KL per token, in nats, and ``trajectories``
+        the number of trajectories, in this update.
         """
         if self.target is None:
             return coefficient
@@ -127,11 +121,9 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with a KL penalty subtracted from the reward of each action token.
+    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
 
-    Let mu be the token's probability under the sampler's policy, and ref be its probability under the reference policy.
-    The penalty is ``coefficient`` * log(mu / ref). ``reference_logprobs`` (N,) holds log ref of each token, and must
-    not be None.
+    ``reference_logprobs`` (N,) holds log ref, and must not be None.
     """
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
@@ -179,10 +171,7 @@ class Distillation(Component):
         return f"less {self.coefficient:g} KL(teacher || pi) over {tokens}{bounded}"
 
     def divergence(self, tokens: TokenOutputs) -> Tensor:
-        """Return KL(teacher || policy) at the position of each of n tokens: (n,). The result has a gradient.
-
-        The divergence compares the probabilities of the teacher's k most likely tokens. The formula is in the class.
-        """
+        """Return D at the position of each of n tokens, with gradient: (n,)."""
         logprobs = require(tokens.top_logprobs, "the policy's log-probabilities of the teacher's top tokens")  # (n, k)
         teacher_logprobs = require(tokens.teacher_top_logprobs, "the teacher's top tokens")  # (n, k)
         teacher = teacher_logprobs.exp()
@@ -200,8 +189,7 @@ class Distillation(Component):
 class Correction(Component):
     """An importance weight on the policy loss that corrects the mismatch between trainer and sampler.
 
-    pi_old is the policy before the update, and mu is the sampler's policy. The weight is computed from the ratio
-    w = pi_old / mu.
+    The weight is computed from the ratio w = pi_old / mu of a token, turn or trajectory.
     """
 
     rule: Literal["truncate", "window"] = "truncate"
@@ -233,10 +221,7 @@ class Correction(Component):
     def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
         """Return the importance weight of each of n tokens: (n,).
 
-        Args:
-            log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
-            unit: (n,) the index of each token's unit: the token itself, its turn or its trajectory. The tokens of a
-                unit get the same weight.
+        ``log_ratio`` (n,) is log(pi_old / mu). The tokens of a ``unit`` (n,) get the same weight.
         """
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
@@ -247,9 +232,8 @@ class Correction(Component):
 class Rejection(Component):
     """A rule that masks tokens, turns or trajectories whose probabilities differ too much in trainer and sampler.
 
-    pi_old is the policy before the update, and mu is the sampler's policy. The ratio of a token is pi_old / mu. A
-    token, turn or trajectory (see ``level``) is masked if the mean or product of its ratios (see ``statistic``) is
-    outside [``low``, ``high``]. A masked token has no policy loss.
+    The unit is masked if the mean or product of its ratios pi_old / mu is outside [``low``, ``high``]. A masked token
+    has no policy loss.
     """
 
     level: Level = "trajectory"
@@ -280,11 +264,9 @@ class Rejection(Component):
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return for each of n tokens whether the token is accepted: (n,) bool.
+        """Return for each of n tokens whether it is accepted: (n,) bool.
 
-        Args:
-            log_ratio: (n,) log(pi_old / mu) of each token (pi_old: policy before the update; mu: sampler's policy).
-            unit: (n,) the index of each token's unit, which is accepted or rejected as a whole.
+        ``log_ratio`` (n,) is log(pi_old / mu). A ``unit`` (n,) is accepted or rejected as a whole.
         """
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
@@ -292,11 +274,9 @@ class Rejection(Component):
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return (log-ratio, unit): two tensors (n,) for the n action tokens of a batch.
+    """Return (log(pi_old / mu), index of the token, turn or trajectory): (n,) each, for the n action tokens.
 
-    The log-ratio of a token is log(pi_old / mu), with the policy pi_old before the update and the sampler's policy mu.
-    The unit is the index of the token, its turn or its trajectory, depending on ``level``. ``old_logprobs`` (N,) holds
-    log pi_old of all N tokens of the batch.
+    ``old_logprobs`` (N,) holds log pi_old of all N tokens of the batch.
     """
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
@@ -327,20 +307,16 @@ class TokenMask(Component, ABC):
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return for each of the n tokens whether the token has a policy loss: (n,) bool.
+        """Return for each of the n tokens whether it has a policy loss: (n,) bool.
 
-        Args:
-            batch: The batch, reduced to the n tokens.
-            outputs: The outputs of the models before the update.
-            advantage: (n,) The advantages.
+        ``batch``, ``outputs`` (before the update) and ``advantage`` (n,) are reduced to the n tokens.
         """
 
 
 class SecondMoment(TokenMask):
     """A rule that masks the tokens whose probabilities differ most in trainer and sampler: M2PO (arXiv:2510.01161).
 
-    pi_old is the policy before the update, and mu is the sampler's policy. The tokens with the largest
-    (log(pi_old / mu))^2 are masked, until the mean of (log(pi_old / mu))^2 over all unmasked tokens is at most
+    The tokens with the largest (log(pi_old / mu))^2 are masked, until its mean over all unmasked tokens is at most
     ``threshold`` (``_apply_m2po_masking`` in AReaL).
     """
 
@@ -369,8 +345,8 @@ class SecondMoment(TokenMask):
 class TopEntropy(TokenMask):
     """A rule that keeps only the tokens with the largest entropy of the policy ("forking tokens", arXiv:2506.01939).
 
-    A token is kept if its entropy is at least the (1 - ``share``) quantile of the entropies in the batch. In TRL,
-    ``share`` is called ``top_entropy_quantile``.
+    A token is kept if its entropy is at least the (1 - ``share``) quantile of the batch (``top_entropy_quantile`` in
+    TRL).
     """
 
     name: Literal["top_entropy"] = "top_entropy"
@@ -394,17 +370,14 @@ class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance of advantage and log-probability: Clip-Cov
     (arXiv:2505.22617).
 
-    The masked tokens are drawn from the candidates: the tokens with ``low`` < :func:`covariance` < ``high``. The number
-    of masked tokens is ``share`` times the number of all tokens, but at least 1. If there are fewer candidates, all
-    candidates are masked.
+    max(``share`` * number of tokens, 1) tokens are drawn from those with ``low`` < :func:`covariance` < ``high``.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
 
     share: float = Field(default=2e-4, gt=0, lt=1)
-    """Candidates are the tokens whose covariance of advantage and log-probability is between ``low`` and ``high``. The
-    number of masked candidates is this share of all tokens, but at least 1. If there are fewer candidates, all
-    candidates are masked."""
+    """Masked share of all tokens, at least 1 token. The tokens are drawn from the candidates: those whose covariance of
+    advantage and log-probability is between ``low`` and ``high``. If there are fewer, all candidates are masked."""
 
     low: float = 1.0
     """Only tokens whose covariance of advantage and log-probability is above this number can be masked."""
@@ -429,11 +402,7 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on a few tokens: KL-Cov (arXiv:2505.22617).
-
-    The penalty is on the tokens with the largest covariance of advantage and log-probability (:func:`covariance`).
-    pi_old is the policy before the update.
-    """
+    """A penalty |log(pi / pi_old)| on the tokens with the largest :func:`covariance`: KL-Cov (arXiv:2505.22617)."""
 
     share: float = Field(default=2e-4, gt=0, le=1)
     """The tokens with the largest covariance of advantage and log-probability get the penalty. The number of these
@@ -447,10 +416,7 @@ class KlCov(Component):
         return f"less {self.coefficient:g} |log(pi / pi_old)| at the {self.share:g} of tokens with the largest cov"
 
     def weight(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return the weight of the penalty |log(pi / pi_old)| for each of the n tokens of ``batch``: (n,).
-
-        Only the tokens with the largest :func:`covariance` have a weight above 0.
-        """
+        """Return the weight of the penalty for each of the n tokens of ``batch``: (n,)."""
         cov = _without_noise(covariance(batch, outputs, advantage))  # (n,)
         least = cov.topk(max(int(self.share * len(cov)), 1)).values[-1]  # all tokens with cov >= least are penalized
         return self.coefficient * (cov >= least).double()
@@ -459,8 +425,8 @@ class KlCov(Component):
 class OffPolicyMask(Component):
     """Off-policy sequence masking of DeepSeek-V3.2 (arXiv:2512.02556, equation 9).
 
-    A is the advantage of a token, mu the sampler's policy, and pi the policy in the current minibatch. The token is
-    masked if A < 0 and the mean of log(mu / pi) over the trajectory is above ``threshold``.
+    A token is masked if A < 0 and the mean of log(mu / pi) over its trajectory is above ``threshold``. pi is the policy
+    in the current minibatch.
     """
 
     threshold: float = Field(default=0.5, gt=0)
@@ -472,10 +438,7 @@ class OffPolicyMask(Component):
         return f"without tokens with A < 0 of trajectories whose mean of log(mu / pi) is above {self.threshold:g}"
 
     def kept(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return for each of the n tokens of a micro-batch whether the token has a policy loss: (n,) bool.
-
-        The micro-batch must hold whole trajectories. ``advantage`` (n,) holds the advantages of the tokens.
-        """
+        """Return for each of the n tokens of whole trajectories whether it has a policy loss: (n,) bool."""
         sampler_logprobs = require(tokens.sampler_logprobs, "the sampler's log-probabilities")
         trajectory = require(tokens.trajectory, "the trajectory of each token")
         moved = segment_mean(sampler_logprobs - tokens.logprobs.detach(), trajectory)[trajectory]  # (n,)
@@ -485,15 +448,14 @@ class OffPolicyMask(Component):
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
     """Return the contribution of each of n tokens to the covariance of advantage A and log-probability: (n,).
 
-    log pi_old is the log-probability under the policy before the update. If this log-probability was not computed, the
-    sampler's log-probability replaces it. The means are over the n tokens:
-
         cov = (A - mean A) (log pi_old - mean log pi_old)
+
+    If log pi_old was not computed, the sampler's log-probability replaces it. The means are over the n tokens.
     """
     logprobs = batch.sampler_logprobs if outputs.old_logprobs is None else outputs.old_logprobs  # (n,)
     return (advantage - advantage.mean()) * (logprobs - logprobs.mean())
 
 
 def _without_noise(x: Tensor) -> Tensor:
-    """Return ``x``, rounded to 9 decimals, so that rounding errors do not decide comparisons."""
+    # rounding errors must not decide comparisons
     return x.round(decimals=9)

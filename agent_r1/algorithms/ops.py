@@ -1,6 +1,6 @@
 """Pure functions over flat tensors: the mathematics that several algorithms share.
 
-Elements, such as tokens, belong to units, such as turns. The parameter ``unit`` (``key`` in some functions) holds the
+Elements, such as tokens, belong to units, such as turns or groups. The parameter ``unit`` or ``key`` (N,) holds the
 index of each element's unit, counted from 0. Remove masked elements before the call.
 """
 
@@ -24,101 +24,77 @@ errors do not become advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
-    """Return the sample standard deviation (Bessel) of ``x`` (N,) in the group of each element: (N,).
-
-    ``key`` (N,) holds the index of each element's group. The result is 0 in a group of one element.
-    """
+    """Return the sample standard deviation (Bessel) of ``x`` (N,) in each element's group: (N,). Alone, it is 0."""
     deviations = x - segment_mean(x, key)[key]  # (N,)
     return (segment_sum(deviations.square(), key) / (segment_count(key) - 1).clamp(min=1)).sqrt()[key]
 
 
 def has_variance(x: Tensor, key: Tensor) -> Tensor:
-    """Return for each element whether the standard deviation of ``x`` in its group is above ``MIN_STD``: (N,) bool.
-
-    ``key`` (N,) holds the index of each element's group.
-    """
+    """Return for each element whether the standard deviation of ``x`` in its group is above ``MIN_STD``: (N,) bool."""
     return group_std(x, key) > MIN_STD
 
 
 def center(x: Tensor, key: Tensor) -> Tensor:
     """Return each element of ``x`` (N,) minus the mean of its group, as in Dr.GRPO (arXiv:2503.20783).
 
-    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0.
+    In a group of equal elements, the result is exactly 0, as in the functions below.
     """
     return torch.where(has_variance(x, key), x - segment_mean(x, key)[key], 0.0)
 
 
 def leave_one_out(x: Tensor, key: Tensor) -> Tensor:
-    """Return each element of ``x`` (N,) minus the mean of all other elements of its group.
-
-    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0. This is
-    the advantage of RLOO (arXiv:2402.14740).
-    """
+    """Return each element of ``x`` (N,) minus the mean of all other elements of its group: RLOO (arXiv:2402.14740)."""
     # x - mean of the other elements = (x - mean of the group) * count / (count - 1)
     count = segment_count(key)[key]  # (N,)
     return center(x, key) * count / (count - 1).clamp(min=1)
 
 
 def center_weighted(x: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-    """Return each element of ``x`` (N,) minus the weighted mean of its group.
+    """Return each element of ``x`` (N,) minus the mean of its group, weighted by ``weight`` (N,).
 
-    ``key`` (N,) holds the index of each element's group, and ``weight`` (N,) holds the weight of each element in the
-    mean. In a group of equal elements, the result is exactly 0. With the lengths of trajectories as weights, this is
-    the advantage of OPO (arXiv:2505.23585).
+    With the lengths of trajectories as weights, this is the advantage of OPO (arXiv:2505.23585).
     """
     mean = segment_sum(weight * x, key) / segment_sum(weight, key)  # (groups,)
     return torch.where(has_variance(x, key), x - mean[key], 0.0)
 
 
 def divide_by_std(advantage: Tensor, x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return advantage / (std + epsilon) for each element: (N,). An advantage of 0 stays 0.
-
-    std is the standard deviation of ``x`` in the element's group. ``key`` (N,) holds the index of each element's group.
-    """
+    """Return advantage / (std of ``x`` in the element's group + epsilon): (N,). An advantage of 0 stays 0."""
     return torch.where(advantage != 0, advantage / (group_std(x, key) + epsilon), 0.0)
 
 
 def divide_by_mean(advantage: Tensor, x: Tensor, key: Tensor) -> Tensor:
     """Return advantage / (mean of ``x`` in the group of each element): (N,), as in MaxRL (arXiv:2602.02710).
 
-    ``key`` (N,) holds the index of each element's group. If the mean is tiny or negative (at most 1e-6, the number
-    ``MIN_STD``), the result is 0.
+    If the mean is tiny or negative (at most ``MIN_STD``), the result is 0.
     """
     mean = segment_mean(x, key)[key]  # (N,)
     return torch.where(mean > MIN_STD, advantage / mean.clamp(min=MIN_STD), 0.0)
 
 
 def standardize(x: Tensor, key: Tensor, epsilon: float) -> Tensor:
-    """Return (x - mean x) / (std x + epsilon): (N,). The mean and the std are over the group of each element.
+    """Return (x - mean x) / (std x + epsilon) over the group of each element: (N,).
 
-    ``key`` (N,) holds the index of each element's group. In a group of equal elements, the result is exactly 0. This is
-    the advantage of GRPO (arXiv:2402.03300, section 4.1.2).
+    This is the advantage of GRPO (arXiv:2402.03300, section 4.1.2).
     """
     return divide_by_std(center(x, key), x, key, epsilon)
 
 
 def whiten(x: Tensor) -> Tensor:
-    """Return (x - mean x) / (std x + 1e-8) over all N elements of ``x``: (N,). If all are equal, the result is 0.
-
-    std is the sample standard deviation (Bessel).
-    """
+    """Return (x - mean x) / (std x + 1e-8) over all N elements of ``x``: (N,). If all are equal, the result is 0."""
     return standardize(x, torch.zeros_like(x, dtype=torch.int64), 1e-8)
 
 
 def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
     """Return how much each element raises the maximum of a subset of its group, on average: (N,).
 
-    ``key`` (N,) holds the index of each element's group. Let S run over all subsets of the group that have k elements
-    and contain element i. The result for element i is
+    Let S run over all subsets of the group that have k elements and contain element i:
 
         A_i = sum over S of (max S - max of S without i) / (number of all subsets of k elements of the group)
 
     This is PKPO with the baseline of k - 1 elements (arXiv:2505.15201, equation 33). If k is the size of the group
     (default and maximum), A_i of the best element is its lead over the second best, and all other A_i are 0
-    (arXiv:2503.19595).
-
-    Example:
-        marginal_maximum(tensor([3.0, 1.0, 0.0]), tensor([0, 0, 0])) is [2, 0, 0]
+    (arXiv:2503.19595): [3, 1, 0] gives [2, 0, 0].
     """
     advantage = torch.zeros_like(x)
     for unit in key.unique():
@@ -148,15 +124,9 @@ def reaches(returns: Tensor, threshold: float) -> Tensor:
 
 
 def discounted_sums(x: Tensor, unit: Tensor, discount: float | Tensor) -> Tensor:
-    """Return the discounted sums y_t = x_t + discount * y_{t+1} of all elements: (N,).
+    """Return y_t = x_t + discount * y_{t+1} for each element of ``x``: (N,). After the last element of a unit, y is 0.
 
-    The elements are grouped into units, which are turns or trajectories. A sum ends with the last element of the unit:
-    after this element, y_{t+1} is 0.
-
-    Args:
-        x: (N,) rewards, or temporal-difference errors.
-        unit: (N,) the index of the turn or trajectory of each element.
-        discount: one number or (N,), equal for all elements of a unit.
+    ``discount`` is one number or (N,), equal for all elements of a unit.
     """
     # Doubling: after k rounds, total_t is the discounted sum of the elements t .. t + 2^k - 1, and factor is
     # discount^(2^k). The loop has log2(length of the longest unit) rounds. A loop over time would have one round per
@@ -179,18 +149,15 @@ def generalized_advantages(
 ) -> Tensor:
     """Return the generalized advantage estimate A_t (GAE) of each element: (N,) (arXiv:1506.02438, equation 16).
 
-    The elements are grouped into units, which are turns or trajectories. Within a unit:
+    Within a unit (a turn or a trajectory):
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
 
     Args:
-        rewards: (N,) r_t.
         values: (N,) V_t, the value of the state before each element.
         final_values: (units,) the value after the last element of each unit: 0 if the episode terminated, the critic's
             value if the episode was truncated.
-        unit: (N,) the index of the turn or trajectory of each element.
-        gamma: The discount.
         lam: lambda, one number or (N,), equal for all elements of a unit.
     """
     next_values = values.roll(-1).index_put((segment_last(unit),), final_values)  # (N,) V_{t+1}
@@ -209,10 +176,7 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def effective_share(weight: Tensor) -> float:
-    """Return the effective sample size (sum w)^2 / sum w^2 of n tokens (Kish, 1965), divided by n.
-
-    ``weight`` (n,) holds the importance weights w. The share is 1 if all weights are equal, and 0 if all weights are 0.
-    """
+    """Return the effective sample size (sum w)^2 / sum w^2 of importance weights (n,), divided by n (Kish, 1965)."""
     squares = float(weight.square().sum())
     return float(weight.sum()) ** 2 / (len(weight) * squares) if squares else 0.0
 
@@ -220,11 +184,10 @@ def effective_share(weight: Tensor) -> float:
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None = None) -> Tensor:
     """Return the importance ratio r of each token: (n,), with gradient through ``logprobs``.
 
-    ``logprobs`` (n,) are log pi, and ``old_logprobs`` (n,) are log pi_old. Without ``unit``, r = pi / pi_old.
-
-    ``unit`` (n,) holds the index of each token's turn or trajectory. With ``unit``, r is the geometric mean s of pi /
-    pi_old over all tokens of the unit (GSPO, arXiv:2507.18071, equation 7). The gradient at a token flows only through
-    its own probability: r = sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token, equation 14).
+    Without ``unit``, r = pi / pi_old. With ``unit``, the index (n,) of each token's turn or trajectory, r is the
+    geometric mean s of pi / pi_old over all tokens of the unit (GSPO, arXiv:2507.18071, equation 7). The gradient at a
+    token flows only through its own probability: r = sg(s) * pi / sg(pi), with the stop-gradient sg (GSPO-token,
+    equation 14).
     """
     if unit is None:
         return clamp_log_ratio(logprobs - old_logprobs).exp()
@@ -232,35 +195,25 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, unit: Tensor | None
     return (mean[unit] + logprobs - logprobs.detach()).exp()
 
 
-# Estimators of KL(pi || q) from the log-probabilities of tokens that were sampled from pi. The names k1, k2 and k3 are
-# from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters, and not its value: the
-# expected gradient of k1 is 0, and the expected gradient of k3 is the gradient of KL(q || pi).
+# Estimators of KL(pi || q) from log pi and log q (``other``), (n,) each, of tokens that were sampled from pi. The names
+# k1, k2 and k3 are from joschu.net/blog/kl-approx.html. In a loss, only the gradient of an estimator matters.
 
 
 def kl_k1(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return the estimate k1 of a KL divergence at each token: (n,).
-
-    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k1 = log(pi / q) is an unbiased estimate of
-    KL(pi || q). The expected gradient of k1 is 0.
-    """
+    """Return k1 = log(pi / q): (n,). It is unbiased, and its expected gradient is 0."""
     return logprobs - other
 
 
 def kl_k2(logprobs: Tensor, other: Tensor) -> Tensor:
-    """Return the estimate k2 of a KL divergence at each token: (n,).
-
-    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k2 = log(pi / q)^2 / 2 is a biased estimate of
-    KL(pi || q). The expected gradient of k2 is the gradient of KL(pi || q).
-    """
+    """Return k2 = log(pi / q)^2 / 2: (n,). It is biased, and its expected gradient is that of KL(pi || q)."""
     return (logprobs - other).square() / 2
 
 
 def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return the estimate k3 of a KL divergence at each token: (n,).
+    """Return k3 = q / pi - 1 - log(q / pi): (n,). It is unbiased and never negative.
 
-    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. Then k3 = q / pi - 1 - log(q / pi) is an estimate of
-    KL(pi || q). k3 is never negative. A value above ``bound`` is replaced by ``bound``, and has no gradient. Without
-    ``bound``, k3 is unbiased, but its expected gradient is the gradient of the reverse divergence KL(q || pi).
+    Its expected gradient is that of the reverse divergence KL(q || pi). A value above ``bound`` is replaced by
+    ``bound``, and has no gradient.
     """
     difference = clamp_log_ratio(other - logprobs)  # log(q / pi)
     k3 = difference.exp() - 1 - difference
@@ -268,23 +221,19 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 
 
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return an estimate of a KL divergence at each token, with the value of k3 and the gradient of k2: (n,).
+    """Return the value of k3 with the gradient of k2: (n,). ``bound`` limits only the value.
 
-    Let ``logprobs`` (n,) be log pi, and ``other`` (n,) be log q. The result is an estimate of KL(pi || q). The estimate
-    is never negative. Without ``bound``, the estimate is unbiased. The expected gradient of the estimate is the
-    gradient of KL(pi || q). ``bound`` limits the value, but not the gradient.
+    The value is unbiased, and the expected gradient is that of KL(pi || q).
     """
     k2 = kl_k2(logprobs, other)
-    # the value is sg(k3), because k2 - sg(k2) is 0; the gradient is the gradient of k2
+    # k2 - sg(k2) is 0, and has the gradient of k2
     return kl_k3(logprobs, other, bound).detach() + k2 - k2.detach()
 
 
 def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float | None = None) -> Tensor:
-    """Return the estimate ``ratio`` * k3 of a KL divergence at each token: (n,) (DeepSeek-V3.2, arXiv:2512.02556).
+    """Return pi / pi_old * k3: (n,) (DeepSeek-V3.2, arXiv:2512.02556). ``ratio`` (n,) is pi / pi_old.
 
-    Let ``logprobs`` (n,) be log pi, ``other`` (n,) be log q, and ``ratio`` (n,) be pi / pi_old. The result is an
-    estimate of KL(pi || q). k3 is the result of :func:`kl_k3`, and is at most ``bound``. Without ``bound``, the
-    estimate and its gradient are unbiased for tokens sampled from pi_old.
+    Value and gradient are unbiased for tokens that were sampled from pi_old.
     """
     return ratio * kl_k3(logprobs, other, bound)
 
@@ -295,14 +244,10 @@ def kl_k3_unbiased(logprobs: Tensor, other: Tensor, ratio: Tensor, bound: float 
 def aggregation_weights(unit: Tensor, aggregation: Aggregation, length: float | None = None) -> Tensor:
     """Return the loss weight of each of n tokens: (n,) float64.
 
-    Args:
-        unit: (n,) the index of each token's unit (turn, trajectory or group, depending on ``aggregation``).
-        aggregation: the formula of the weight.
-            ``token_mean``: 1 / n.
-            ``turn_mean``, ``trajectory_mean``, ``group_mean``: 1 / (number of units * number of tokens of the unit).
-            ``constant``: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783).
-            In these formulas, units without tokens are not counted.
-        length: only for ``constant``, in tokens.
+    ``unit`` (n,) is the index of each token's turn, trajectory or group. Units without tokens are not counted:
+        token_mean: 1 / n
+        turn_mean, trajectory_mean, group_mean: 1 / (number of units * number of tokens of the unit)
+        constant: 1 / (number of units * length), as in Dr.GRPO (arXiv:2503.20783)
     """
     if aggregation == "token_mean":
         return torch.full(unit.shape, 1 / len(unit), dtype=torch.float64)
@@ -319,12 +264,9 @@ def mean_weights(mask: Tensor) -> Tensor:
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return the value loss of PPO for each state. The result has the shape of ``values``.
+    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2), with the target G.
 
-    For a state, let V be the element of ``values``, V_old the element of ``old_values``, and G the element of
-    ``target``. V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``]. The loss is
-
-        0.5 * max((V - G)^2, (V_clipped - G)^2)
+    V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``].
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())

@@ -1,6 +1,7 @@
-"""Policy losses: the loss of each token, from its advantage A and its importance ratio r.
+"""Policy losses: the loss of each token.
 
-In formulas, ``sg`` is the stop-gradient. The loss of GSPO is PPO clipping with the ``ratio_level`` "trajectory".
+In the formulas, pi is the probability of the token, A its advantage, r its importance ratio pi / pi_old at the ratio
+level, and ``sg`` the stop-gradient. The loss of GSPO is PPO clipping with the ``ratio_level`` "trajectory".
 """
 
 from __future__ import annotations
@@ -43,25 +44,20 @@ class PolicyLoss(Component, ABC):
     def compute(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
         """Return the loss of each token: (n,).
 
-        Args:
-            ratio: (n,) importance ratio at the algorithm's ratio level, with gradient.
-            advantage: (n,) without gradient.
-            tokens: The outputs of the models. Most losses need only the ratio.
+        ``ratio`` (n,) is the importance ratio at the algorithm's ratio level, with gradient. ``advantage`` (n,) has no
+        gradient. Most losses do not need ``tokens``.
         """
 
     def clipped_mask(self, ratio: Tensor, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
-        """Return for each token whether the token is clipped or masked: (n,) bool. The metric ``clip_fraction`` uses
-        the result.
-        """
+        """Return for each token whether it is clipped or masked: (n,) bool, for the metric ``clip_fraction``."""
         return torch.zeros_like(advantage, dtype=torch.bool)
 
 
 class Clip(PolicyLoss):
-    """The clipped loss of PPO (arXiv:1707.06347, equation 7).
+    """The clipped loss of PPO (arXiv:1707.06347, equation 7): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    With the advantage A of a token and its importance ratio r, the loss is
-    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). A larger ``clip_high`` than ``clip_low`` is the "clip-higher" of
-    DAPO (arXiv:2503.14476). ``dual_clip`` is from dual-clip PPO (arXiv:1912.09729).
+    A larger ``clip_high`` than ``clip_low`` is the "clip-higher" of DAPO (arXiv:2503.14476). ``dual_clip`` is from
+    dual-clip PPO (arXiv:1912.09729).
     """
 
     name: Literal["clip"] = "clip"
@@ -93,10 +89,7 @@ class Clip(PolicyLoss):
 
 
 class PolicyGradient(PolicyLoss):
-    """The loss of REINFORCE (Williams 1992).
-
-    With the probability pi of a token and its advantage A, the loss is -A log pi.
-    """
+    """The loss of REINFORCE (Williams 1992): -A log pi."""
 
     name: Literal["policy_gradient"] = "policy_gradient"
     levels: ClassVar[Set[Level]] = TOKEN_LEVEL
@@ -111,11 +104,7 @@ class PolicyGradient(PolicyLoss):
 
 
 class ImportanceSampling(PolicyLoss):
-    """The importance-weighted policy gradient: AIPO of LlamaRL (arXiv:2505.24034).
-
-    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
-    -sg(min(r, max_ratio)) A log pi.
-    """
+    """The importance-weighted policy gradient -sg(min(r, max_ratio)) A log pi: AIPO of LlamaRL (arXiv:2505.24034)."""
 
     name: Literal["importance_sampling"] = "importance_sampling"
 
@@ -132,10 +121,9 @@ class ImportanceSampling(PolicyLoss):
 
 
 class Cispo(PolicyLoss):
-    """The loss of CISPO (arXiv:2506.13585, equation 4).
+    """The loss of CISPO (arXiv:2506.13585, equation 4): -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi.
 
-    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
-    -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi. A token with a clipped ratio still has a gradient.
+    A token with a clipped ratio still has a gradient.
     """
 
     name: Literal["cispo"] = "cispo"
@@ -161,7 +149,6 @@ class Cispo(PolicyLoss):
 class Topr(PolicyLoss):
     """The loss of TOPR, tapered off-policy REINFORCE (arXiv:2503.14286).
 
-    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
     -A log pi if A > 0, else -sg(min(r, 1)) A log pi.
     """
 
@@ -179,8 +166,7 @@ class Topr(PolicyLoss):
 class Sapo(PolicyLoss):
     """The loss of SAPO, with a smooth function instead of a clip (arXiv:2511.20347).
 
-    With the advantage A of a token, its importance ratio r, and the temperature tau, the loss is
-    -(4 / tau) sigmoid(tau (r - 1)) A. tau is ``tau_positive`` if A > 0, else ``tau_negative``.
+    -(4 / tau) sigmoid(tau (r - 1)) A, with tau = ``tau_positive`` if A > 0, else ``tau_negative``.
     """
 
     name: Literal["sapo"] = "sapo"
@@ -203,14 +189,9 @@ class Sapo(PolicyLoss):
 
 
 class Dppo(PolicyLoss):
-    """The loss of DPPO, Binary-TV (arXiv:2602.04879).
+    """The loss of DPPO, Binary-TV (arXiv:2602.04879): -sg(min(r, max_ratio)) A log pi, or 0 for a masked token.
 
-    With the probability pi of a token, its advantage A, its importance ratio r, and the stop-gradient sg, the loss is
-    -sg(min(r, max_ratio)) A log pi, or 0 for a masked token. pi_old is the probability of the token before the update.
-    A token is masked in two cases:
-
-        A > 0 and pi - pi_old > clip_high
-        A <= 0 and pi_old - pi > clip_low
+    A token is masked if A > 0 and pi - pi_old > clip_high, or if A <= 0 and pi_old - pi > clip_low.
     """
 
     name: Literal["dppo"] = "dppo"
@@ -244,9 +225,9 @@ class Dppo(PolicyLoss):
 class Gmpo(PolicyLoss):
     """The loss of GMPO (arXiv:2507.20673, equation 4).
 
-    With the advantage A of a token, the loss is -A times the geometric mean of the clipped importance ratios in the
-    token's turn or trajectory. Each log-ratio is clipped to at most ``clip_log_ratio`` if A > 0, else to at least
-    -``clip_log_ratio``. A clipped token has no gradient.
+    -A times the geometric mean of the clipped importance ratios in the token's turn or trajectory. Each log-ratio is
+    clipped to at most ``clip_log_ratio`` if A > 0, else to at least -``clip_log_ratio``. A clipped token has no
+    gradient.
     """
 
     name: Literal["gmpo"] = "gmpo"
@@ -278,35 +259,28 @@ class Gmpo(PolicyLoss):
 
 
 class Vespo(PolicyLoss):
-    """The loss of VESPO (arXiv:2602.10693, section 3.4; ``vespo`` in TRL).
+    """The loss of VESPO (arXiv:2602.10693, section 3.4; ``vespo`` in TRL): -sg(phi(W)) A log pi.
 
-    With the probability pi of a token, its advantage A, the product W of the importance ratios of the token's turn or
-    trajectory, and the stop-gradient sg, the loss is -sg(phi(W)) A log pi. Here phi(W) = W^k exp(lambda (1 - W)), so
-    phi(1) = 1. k and lambda depend on the sign of A.
+    W is the product of the importance ratios of the token's turn or trajectory, and phi(W) = W^k exp(lambda (1 - W)),
+    so phi(1) = 1. k and lambda depend on the sign of A.
     """
 
     name: Literal["vespo"] = "vespo"
     levels: ClassVar[Set[Level]] = {"turn", "trajectory"}
 
     power_positive: float = Field(default=2.0, ge=0)
-    """Exponent k in the loss weight of a token with an advantage of 0 or more. Let W be the product of the importance
-    ratios in the token's turn or trajectory, and lambda the setting decay_positive. The loss weight is
-    W^k exp(lambda (1 - W)). If W < 1, a larger k decreases the loss weight."""
+    """Exponent k in the loss weight W^k exp(lambda (1 - W)) of a token with an advantage of 0 or more. W is the product
+    of the importance ratios in its turn or trajectory. A larger k decreases the loss weight if W < 1."""
 
     decay_positive: float = Field(default=3.0, gt=0)
-    """Number lambda in the loss weight of a token with an advantage of 0 or more. Let W be the product of the
-    importance ratios in the token's turn or trajectory, and k the setting power_positive. The loss weight is
-    W^k exp(lambda (1 - W)). If W > 1, a larger lambda decreases the loss weight."""
+    """Number lambda in the loss weight W^k exp(lambda (1 - W)) of a token with an advantage of 0 or more. W is the
+    product of the importance ratios in its turn or trajectory. A larger lambda decreases the loss weight if W > 1."""
 
     power_negative: float = Field(default=3.0, ge=0)
-    """Exponent k in the loss weight of a token with a negative advantage. Let W be the product of the importance ratios
-    in the token's turn or trajectory, and lambda the setting decay_negative. The loss weight is
-    W^k exp(lambda (1 - W)). If W < 1, a larger k decreases the loss weight."""
+    """As power_positive, for a token with a negative advantage."""
 
     decay_negative: float = Field(default=2.0, gt=0)
-    """Number lambda in the loss weight of a token with a negative advantage. Let W be the product of the importance
-    ratios in the token's turn or trajectory, and k the setting power_negative. The loss weight is
-    W^k exp(lambda (1 - W)). If W > 1, a larger lambda decreases the loss weight."""
+    """As decay_positive, for a token with a negative advantage."""
 
     @property
     def formula(self) -> str:
@@ -328,10 +302,9 @@ class Vespo(PolicyLoss):
 
 
 class Ipo(PolicyLoss):
-    """The loss of IPO (``ipo_loss_fn`` of prime-rl).
+    """The loss of IPO (``ipo_loss_fn`` of prime-rl): -r A + drift_coef (log r)^2.
 
-    r = pi / pi_old is the importance ratio of a token, and A is the advantage of the token. The loss of the token is
-    -r A + drift_coef (log r)^2. If |pi - pi_old| > ``threshold``, the term -r A is left out.
+    If |pi - pi_old| > ``threshold``, the term -r A is left out.
     """
 
     name: Literal["ipo"] = "ipo"

@@ -33,17 +33,13 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that ``value`` describes. ``value`` is a name, a table of parameters, or an Algorithm.
+    """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
 
-    The key ``name`` of a table holds the name of an algorithm. If the table has no key ``name``, the argument
-    ``default`` is the name of the algorithm. The other keys change parameters of the algorithm, as in
-    :func:`build_algorithm`.
+    The key ``name`` of a table is the name of an algorithm (otherwise ``default``). The other keys change parameters,
+    as in :func:`build_algorithm`: {"name": "grpo", "loss.clip_high": 0.3} is GRPO with another ``clip_high``.
 
     Raises:
         InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
-
-    Example:
-        as_algorithm({"name": "grpo", "loss.clip_high": 0.3}, default="dapo")  # GRPO with a different clip_high
     """
     if isinstance(value, str):
         return build_algorithm(value, {})
@@ -62,17 +58,14 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
     """Return a preset, or an algorithm of a file, changed by ``settings``.
 
     ``name`` is the name of a preset, or a file and a variable in the file, such as ``my_file.py:MINE``. If ``settings``
-    contains all parameters of an algorithm, as the settings of a stored run do, ``name`` can also be any other name.
+    contains all parameters of an algorithm, as those of a stored run do, ``name`` can also be any other name.
 
-    ``settings`` can have dotted keys or nested tables. A key such as ``loss`` names the component to use. A key such as
-    ``loss.clip_high`` changes a parameter.
+    A key of ``settings`` such as ``loss`` names the component to use, and ``loss.clip_high`` changes a parameter:
+    ``{"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}}``.
 
     Raises:
         InvalidInput: a name or a key is unknown, the file cannot be run, a value is invalid, or the components do not
             fit together.
-
-    Example:
-        build_algorithm("grpo", {"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}})
     """
     changes = {key.removesuffix(".name"): value for key, value in flatten(settings)}  # loss.name chooses the loss
     preset = _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)
@@ -89,12 +82,7 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
 
 def parameters(algorithm: Algorithm) -> dict[str, object]:
-    """Return the value of each parameter, by dotted key. The value of a component is its name.
-
-    Example:
-        parameters(GRPO)["loss"] == "clip"
-        parameters(GRPO)["loss.clip_low"] == 0.2
-    """
+    """Return the value of each parameter by dotted key, such as "loss.clip_low". That of a component is its name."""
     return {key: value for key, value in _parameters(algorithm, "") if key not in DESCRIPTIVE}
 
 
@@ -107,9 +95,9 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return a copy of the algorithm with changed parameters. ``settings`` holds the new values by dotted key.
+    """Return a copy of the algorithm with new values by dotted key. Raise InvalidInput if a key or value is invalid.
 
-    Raise InvalidInput if a key is unknown or a value is invalid. Whether the components fit together is not checked.
+    Whether the components fit together is not checked.
     """
     changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
@@ -117,12 +105,8 @@ def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Alg
 
 
 def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
-    """Return a stand-in for an algorithm that a stored run used and that does not exist any more.
-
-    ``name`` is the name of the algorithm, and ``settings`` are its settings in the stored run. The stand-in gets this
-    name. Its fields ``paper`` and ``deviations`` are copied from ``settings``. Its components are placeholders: the
-    caller replaces each of them by the component in ``settings``. Return None if ``settings`` lacks a component.
-    """
+    # A stand-in for an algorithm that has no preset of its name: if ``settings`` of a stored run hold all parameters,
+    # they replace each component of any preset.
     if not Algorithm.model_fields.keys() - DESCRIPTIVE <= {key.partition(".")[0] for key in settings}:
         return None
     described = {key: settings[key] for key in DESCRIPTIVE if key in settings}
@@ -130,11 +114,6 @@ def _stored(name: str, settings: Mapping[str, object]) -> Algorithm | None:
 
 
 def _from_file(name: str) -> Algorithm:
-    """Return the algorithm in a variable of a Python file. ``name`` has the form "FILE.py:VARIABLE".
-
-    The name of the result is also "FILE.py:VARIABLE". Raise InvalidInput if the file cannot be run, or if the variable
-    holds no algorithm.
-    """
     path, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "")
     if not os.path.isfile(path):
         raise InvalidInput("algorithm", got=f"{path}, which is not a file", do="give FILE.py:NAME of an Algorithm")
@@ -154,10 +133,7 @@ def _from_file(name: str) -> Algorithm:
 
 
 def _replace(component: Component, settings: Mapping[str, object], prefix: str) -> Component:
-    """Return a copy of the component, changed by ``settings`` (dotted keys).
-
-    Error messages put ``prefix`` before the keys.
-    """
+    # ``settings`` have dotted keys; error messages put ``prefix`` before them
     by_field: dict[str, dict[str, object]] = {}
     for key, value in settings.items():
         name, _, rest = key.partition(".")
@@ -175,15 +151,8 @@ def _replace(component: Component, settings: Mapping[str, object], prefix: str) 
 
 
 def _value(component: Component, name: str, given: Mapping[str, object], prefix: str) -> object:
-    """Return the new value of a field of ``component``. ``name`` is the name of the field.
-
-    ``given`` has the new settings of the field. The value under the key "" is for the field itself: a plain value, such
-    as a number, or the name of a component, such as "cispo". The values under other keys are for the parameters of the
-    component in the field. Error messages put ``prefix`` before ``name``.
-
-    Example:
-        For the field "loss", {"": "cispo", "clip_high": 3.0} gives the loss "cispo" with ``clip_high`` 3.0.
-    """
+    # ``given`` holds the new settings of the field ``name``: under "" a plain value or the name of a component, under
+    # other keys the parameters of the component, as in {"": "cispo", "clip_high": 3.0} for "loss"
     value: Any = dict(component)[name]
     options = choices(component, name)
     if "" in given:
@@ -201,13 +170,6 @@ def _value(component: Component, name: str, given: Mapping[str, object], prefix:
 
 
 def _choose(value: object, options: Mapping[str, type[Component]], optional: bool, key: str) -> object:
-    """Return what the field ``key`` holds after a user has set it to ``value``: None, ``value``, or a component.
-
-    - None, if ``value`` is "none" or None and the field is ``optional``.
-    - ``value``, if ``options`` is empty. Then the field holds a plain value, such as a number, and no component.
-    - Otherwise a component with default settings: an instance of the class ``options[value]``. Raise InvalidInput if
-      ``options`` has no key ``value``.
-    """
     if optional and value in (None, NONE):
         return None
     if not options:
@@ -224,13 +186,9 @@ def _choose(value: object, options: Mapping[str, type[Component]], optional: boo
 
 
 def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
-    """Return the classes of components that the field ``name`` of ``component`` can hold.
+    """Return the classes that the field ``name`` of ``component`` can hold, by name; {} if it holds a plain value.
 
-    The keys are the names that the classes declare, or "" for a class without a name. Return {} if the field holds a
-    plain value.
-
-    Example:
-        choices(GRPO, "loss")["cispo"] is Cispo
+    ``choices(GRPO, "loss")["cispo"]`` is ``Cispo``. A class without a name has the key "".
     """
     base = next(_component_types(type(component).model_fields[name].annotation), None)
     if base is None:
@@ -239,12 +197,12 @@ def choices(component: Component, name: str) -> Mapping[str, type[Component]]:
 
 
 def name_of(component: type[Component]) -> str:
-    """Return the name that a class of components declares, such as "clip", or "" if it declares none."""
+    """Return the name that a class of components declares, such as "clip", or ""."""
     return str(component.model_fields["name"].default) if "name" in vars(component).get("__annotations__", {}) else ""
 
 
 def own_classes(component: Component) -> Iterator[type[Component]]:
-    """Yield the class of the component and of each component in it, if the class is not a part of this package."""
+    """Yield the classes of the component and of the components in it that are no part of this package."""
     if not type(component).__module__.startswith("agent_r1."):
         yield type(component)
     for _, value in component:
@@ -253,15 +211,13 @@ def own_classes(component: Component) -> Iterator[type[Component]]:
 
 
 def own_modules(algorithm: Algorithm) -> tuple[str, ...]:
-    """Return the modules that another process must import to find all components of the algorithm by name.
-
-    Return () for an algorithm of a file (FILE.py:NAME), because its name is enough.
-    """
+    """Return the modules that another process must import to find all components of the algorithm by name."""
+    # the name of an algorithm in a file (FILE.py:NAME) is enough
     return () if ".py:" in algorithm.name else tuple({cls.__module__: None for cls in own_classes(algorithm)})
 
 
 def _check_names(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if the class of a component declares no name. Stored runs refer to components by name."""
+    # stored runs refer to components by name
     for field, component in algorithm:
         if not isinstance(component, NAMED):
             continue
@@ -288,7 +244,6 @@ def _subclasses(base: type[Component]) -> Iterable[type[Component]]:
 
 
 def _unknown(component: Component, name: str, prefix: str) -> InvalidInput:
-    """Return the error for a parameter ``name`` that a component does not have. ``prefix`` is put before the name."""
     own = name_of(type(component)) if isinstance(component, NAMED) else ""
     others = [other for base in NAMED for other in _subclasses(base) if name_of(other) and name in other.model_fields]
     if own and others:

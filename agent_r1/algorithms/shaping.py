@@ -22,8 +22,8 @@ CONSTANT = "all returns of its group are equal"
 class Filters(Component):
     """Rules that exclude attempts from training. A filter is off if its value is None or false.
 
-    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only, not from its group's baseline. All other
-    filters remove attempts from the batch, one filter after another in the order of the fields.
+    ``overlong`` and ``empty_turn`` exclude an attempt from the loss only, not from its group's baseline. All others
+    remove attempts from the batch, one after another in the order of the fields.
     """
 
     staleness: int | None = Field(default=None, ge=0)
@@ -48,29 +48,38 @@ class Filters(Component):
     none: off."""
 
     def apply(self, selection: Selection, version: int) -> Selection:
-        """Return the selection without the samples that a filter removes.
-
-        ``version`` is the version of the current weights.
-        """
+        """Return the selection without the samples that a filter removes. The current weights have ``version``."""
         if self.staleness is not None:
-            selection = _without(selection, stale(selection.samples, version, self.staleness))
+            ages = [version - sample.version for sample in selection.samples]
+            stale = [f"stale: sampled {age} updates ago" if age > self.staleness else None for age in ages]
+            selection = _without(selection, stale)
         if self.greedy:
-            selection = _without(selection, without_greedy(selection.samples))
+            failures = [
+                None if sample.greedy_return is not None else sample.greedy_failure or "there is none"
+                for sample in selection.samples
+            ]
+            reasons = [failure and f"the greedy attempt could not be scored: {failure}" for failure in failures]
+            selection = _without(selection, reasons)
         if self.success is not None:
-            selection = _without(selection, unsuccessful(selection.samples, self.success))
+            successes = reaches(_returns(selection.samples)[0], self.success).tolist()
+            selection = _without(selection, [None if success else "unsuccessful" for success in successes])
         if self.top_variance is not None:
             selection = _without(selection, top_variance(selection.samples, self.top_variance))
         return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return one entry per sample: the reason to exclude the sample from the loss, or None."""
-        active = [fn for fn, is_on in ((overlong, self.overlong), (empty_turn, self.empty_turn)) if is_on]
-        by_filter = [filter_fn(samples) for filter_fn in active]
-        return [next(filter(None, reasons), None) for reasons in zip(*by_filter, [None] * len(samples), strict=True)]
+        """Return for each sample the reason to exclude it from the loss, or None."""
+
+        def reason(sample: TrainingSample) -> str | None:
+            if self.overlong and sample.trajectory.truncated:
+                return "overlong"
+            return "empty turn" if self.empty_turn and any(map(_is_empty, sample.trajectory.turns)) else None
+
+        return list(map(reason, samples))
 
     @property
     def formula(self) -> str:
-        """A description of the filters that are on; "" if all filters are off."""
+        """A description of the filters that are on."""
         words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",
@@ -137,7 +146,7 @@ class RewardShaping(Component):
 
     @property
     def formula(self) -> str:
-        """A description of how the rewards are changed; "" if no reward is changed."""
+        """A description of how the rewards are changed."""
         penalties = [f"{share:g} {unit}" for share, unit in ((self.length, "length"), (self.turns, "turns")) if share]
         penalty = (
             f"R less mean R of the group (if above 0) times ({' + '.join(penalties)}, each over the group's largest)"
@@ -165,11 +174,7 @@ class RewardShaping(Component):
         return replace(batch, token_rewards=rewards, outcome_rewards=batch.outcome_rewards + penalty)
 
     def _relative_penalties(self, batch: TrainingBatch, lengths: Tensor) -> Tensor:
-        """Return one penalty per trajectory, 0 or negative: (M,).
-
-        The penalties depend on the number of action tokens (``lengths``, (M,)) and on the number of turns. The fields
-        ``length`` and ``turns`` describe the formulas.
-        """
+        # (M,) the penalties of ``length`` and ``turns``, 0 or negative; ``lengths`` (M,) are in action tokens
         group = batch.trajectory_group
         turns = segment_count(batch.turn_trajectory).double()  # (M,)
         # the penalty as a share of the mean return of the group: (M,)
@@ -185,49 +190,11 @@ def drop_constant_groups(selection: Selection) -> Selection:
 
 
 def _without(selection: Selection, reasons: Sequence[str | None]) -> Selection:
-    """Return the selection with some samples moved to ``excluded``.
-
-    ``reasons`` has one item per sample: the reason to exclude the sample, or None to keep the sample.
-    """
+    # ``reasons`` holds for each sample the reason to exclude it, or None
     judged = list(zip(selection.samples, reasons, strict=True))
     removed = [Excluded(sample.trajectory.attempt, reason) for sample, reason in judged if reason is not None]
     kept = tuple(sample for sample, reason in judged if reason is None)
     return Selection(kept, (*selection.excluded, *removed))
-
-
-def stale(samples: Sequence[TrainingSample], version: int, bound: int) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if the sample is stale; otherwise None.
-
-    ``version`` is the version of the current weights. A sample is stale if one of its tokens was sampled by weights
-    with a version below ``version - bound``.
-    """
-    ages = [version - sample.version for sample in samples]
-    return [f"stale: sampled {age} updates ago" if age > bound else None for age in ages]
-
-
-def without_greedy(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its group has no scored greedy attempt; otherwise
-    None.
-    """
-    return [
-        None
-        if sample.greedy_return is not None
-        else f"the greedy attempt could not be scored: {sample.greedy_failure or 'there is none'}"
-        for sample in samples
-    ]
-
-
-def overlong(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its trajectory was truncated; otherwise None."""
-    return ["overlong" if sample.trajectory.truncated else None for sample in samples]
-
-
-def empty_turn(samples: Sequence[TrainingSample]) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if the sample has an empty turn; otherwise None.
-
-    A turn is empty if all its calls are unreadable, or if it has no calls and its text is empty or cut off.
-    """
-    return ["empty turn" if any(map(_is_empty, sample.trajectory.turns)) else None for sample in samples]
 
 
 def _is_empty(turn: Turn) -> bool:
@@ -237,21 +204,10 @@ def _is_empty(turn: Turn) -> bool:
     return turn.finish_reason == "length" or not message.text.strip()
 
 
-def unsuccessful(samples: Sequence[TrainingSample], threshold: float) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if its return is below the threshold; otherwise None.
-
-    Rounding errors do not decide whether a return is below ``threshold`` (see ``RETURN_TOLERANCE``).
-    """
-    returns, _ = _returns(samples)
-    return [None if is_success else "unsuccessful" for is_success in reaches(returns, threshold).tolist()]
-
-
 def top_variance(samples: Sequence[TrainingSample], share: float) -> list[str | None]:
-    """Return one entry per sample: a reason to exclude the sample if the returns of its group vary little; otherwise
-    None.
+    """Return for each sample a reason to exclude it if its group is not in the ``share`` of most variance, or None.
 
-    The groups with the largest variance of returns are kept: the fraction ``share`` of all groups, but at least one.
-    Ties go to the earlier group.
+    At least one group is kept. Ties go to the earlier group.
     """
     if not samples:
         return []

@@ -1,4 +1,4 @@
-"""Types for the data that models, algorithm and trainer exchange.
+"""Data that models, algorithm and trainer exchange, and the base class of the parts of an algorithm.
 
     TrainingBatch -> ModelOutputs -> Algorithm.compute_token_weights -> TokenWeights
     MicroBatch    -> TokenOutputs -> Algorithm.compute_loss          -> loss, Metrics
@@ -24,31 +24,18 @@ Metrics = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateValues:
-    """One number for each state of a batch.
+    """One number for each state of a batch: the critic's value or target, or the weight of the state in its loss."""
 
-    There is one state before each of the N tokens, and one state after the action of each of the S turns. An object of
-    this class holds numbers of one kind: the critic's values, or the critic's targets, or the weights of the states in
-    the critic's loss.
-    """
-
-    before_token: Tensor
-    """(N,) one number per token, for the state before the token: a value, a target or a weight (see the class)."""
-    after_action: Tensor
-    """(S,) one number per turn, for the state after the turn's action: a value, a target or a weight (see the class).
-    """
+    before_token: Tensor  # (N,) of the state before each token
+    after_action: Tensor  # (S,) of the state after the action of each turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """A model's most likely tokens for the N positions of a batch: k tokens for each position.
+    """A model's k most likely tokens at the position of each of the N tokens of a batch, on the CPU."""
 
-    Each token of the batch has one position. The tensors are on the CPU.
-    """
-
-    ids: Tensor
-    """(N, k) int64 ids of the k most likely tokens for each position."""
-    logprobs: Tensor
-    """(N, k) float64 log-probabilities of the tokens in ``ids``."""
+    ids: Tensor  # (N, k) int64
+    logprobs: Tensor  # (N, k) float64
 
     def select(self, mask: Tensor) -> TopTokens:
         return TopTokens(self.ids[mask], self.logprobs[mask])
@@ -61,23 +48,15 @@ class ModelOutputs:
     An output that was not computed is None.
     """
 
-    old_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the policy before the update."""
+    old_logprobs: Tensor | None = None  # (N,) under the policy before the update
     values: StateValues | None = None
-    reference_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the reference policy."""
-    teacher_logprobs: Tensor | None = None
-    """(N,) log-probabilities under the teacher."""
-    entropy: Tensor | None = None
-    """(N,) entropies of the policy before the update, in nats."""
-    teacher_top: TopTokens | None = None
-    """The teacher's most likely tokens, for ``distillation``."""
+    reference_logprobs: Tensor | None = None  # (N,) under the reference policy
+    teacher_logprobs: Tensor | None = None  # (N,) under the teacher
+    entropy: Tensor | None = None  # (N,) of the policy before the update, in nats
+    teacher_top: TopTokens | None = None  # for ``distillation``
 
     def select(self, mask: Tensor) -> ModelOutputs:
-        """Return the outputs for the tokens that ``mask`` (N,) selects.
-
-        ``values.after_action`` does not change, because it has one number per turn, and not per token.
-        """
+        """Return the outputs for the tokens that ``mask`` (N,) selects. ``values.after_action`` has all turns."""
         old, reference, teacher, entropy = (
             None if column is None else column[mask]
             for column in (self.old_logprobs, self.reference_logprobs, self.teacher_logprobs, self.entropy)
@@ -90,10 +69,7 @@ class ModelOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """The value that the critic should predict for each state, and the weight of each state in the critic's loss.
-
-    A state without a target has weight 0.
-    """
+    """The value that the critic should predict for each state, and the weight of the state in its loss."""
 
     target: StateValues
     weight: StateValues
@@ -107,65 +83,39 @@ class TokenWeights:
     averages over the whole batch. So the loss of a batch is the sum of the losses of its micro-batches.
     """
 
-    advantage: Tensor
-    loss_weight: Tensor
-    """(N,) weight in the aggregated loss; 0 for a token that is not trained on."""
+    advantage: Tensor  # (N,)
+    loss_weight: Tensor  # (N,) weight in the aggregated loss; 0 for a token that is not trained on
+    # (N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without a correction; 0
+    # for a token that ``rejection`` or ``token_mask`` masks
     importance_weight: Tensor
-    """(N,) factor on the policy loss that corrects the mismatch between sampler and trainer; 1 without a correction. 0
-    for a token that ``rejection`` or ``token_mask`` masks."""
+    # (N,) weight of -log pi: ``sft_coef`` for action tokens of successful trajectories, ``observation_nll_coef`` for
+    # observation tokens
     sft_weight: Tensor | None = None
-    """(N,) weight of the term -log pi, with the current policy pi. Action tokens of successful trajectories have a
-    weight for imitation (``sft_coef``), and observation tokens have a weight for prediction (``observation_nll_coef``).
-    None if both coefficients are 0."""
-    value_targets: ValueTargets | None = None
-    """The critic's targets; None without a critic."""
+    value_targets: ValueTargets | None = None  # None without a critic
     kl_coef: float = 0.0
-    drift_weight: Tensor | None = None
-    """(N,) weight of the term |log(pi / pi_old)| of KL-Cov, to be multiplied by ``loss_weight``. None without
-    KL-Cov."""
+    drift_weight: Tensor | None = None  # (N,) weight of |log(pi / pi_old)| of KL-Cov, a factor on ``loss_weight``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOutputs:
-    """The outputs of the models for the n tokens of a micro-batch, during the update.
+    """The outputs of the models for the n tokens of a micro-batch, during the update; None if not needed.
 
     ``logprobs``, ``entropy``, ``values`` and ``top_logprobs`` have a gradient.
     """
 
-    logprobs: Tensor
-    """(n,) log-probabilities under the current policy pi."""
-    entropy: Tensor
-    """(n,) entropies of the current policy, in nats."""
-    old_logprobs: Tensor
-    """(n,) log of the denominator of the importance ratio."""
+    logprobs: Tensor  # (n,) under the current policy pi
+    entropy: Tensor  # (n,) of the current policy, in nats
+    old_logprobs: Tensor  # (n,) log of the denominator of the importance ratio
+    # (n,) index of the unit whose tokens share one importance ratio: the action tokens of a turn or trajectory, or its
+    # observation tokens. None: each token has its own ratio.
     ratio_unit: Tensor | None = None
-    """(n,) int64 index of each token's unit. All tokens of a unit share one importance ratio. None if each token has
-    its own ratio.
-
-    With one ratio per turn, the action tokens of a turn are a unit, and its observation tokens are another unit. With
-    one ratio per trajectory, the action tokens of a trajectory are a unit, and its observation tokens are another unit.
-    """
-    reference_logprobs: Tensor | None = None
-    """(n,) log-probabilities under the reference policy. None if the algorithm needs no reference."""
-    values: StateValues | None = None
-    """The critic's values of all states of the micro-batch: the state before each token, and the state after the action
-    of each turn. None without a critic."""
-    old_values: StateValues | None = None
-    """The critic's values of all states of the micro-batch, before the update. None without a critic."""
-    sampler_logprobs: Tensor | None = None
-    """(n,) log-probability of each token. For action tokens, the log-probability that the sampler recorded. For
-    observation tokens, which were not sampled, the log-probability under the current policy, without gradient."""
-    trajectory: Tensor | None = None
-    """(n,) int64 indices. ``off_policy_mask`` averages the log-ratios over all tokens that have the same index. None
-    without ``off_policy_mask``.
-
-    The action tokens of a trajectory have one index, and the observation tokens of the trajectory have another index.
-    """
-    top_logprobs: Tensor | None = None
-    """(n, k) the current policy's log-probabilities of the teacher's k most likely tokens. None without
-    ``distillation``."""
-    teacher_top_logprobs: Tensor | None = None
-    """(n, k) the teacher's log-probabilities of the teacher's k most likely tokens. None without ``distillation``."""
+    reference_logprobs: Tensor | None = None  # (n,) under the reference policy
+    values: StateValues | None = None  # the critic's values of the states of the micro-batch
+    old_values: StateValues | None = None  # the same before the update
+    sampler_logprobs: Tensor | None = None  # (n,) of the sampler; for observations, those of pi without gradient
+    trajectory: Tensor | None = None  # (n,) index of the action tokens, or observations, of each trajectory
+    top_logprobs: Tensor | None = None  # (n, k) of the teacher's k most likely tokens, under pi
+    teacher_top_logprobs: Tensor | None = None  # (n, k) of the same tokens, under the teacher
 
 
 Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
@@ -179,16 +129,12 @@ several agents.
 Level = Literal["token", "turn", "trajectory"]
 """The unit (token, turn or trajectory) whose tokens share one importance ratio or one correction."""
 
-LARGEST = 10**9
-"""Limit on the absolute value of a numeric parameter."""
+
+LARGEST = 10**9  # absolute value of a parameter; larger integers overflow in tensors
 
 
 class Component(BaseModel):
-    """The settings of one part of an algorithm, such as the policy loss.
-
-    For some parts, there are several classes to choose from. Each of these classes has a ``name``, such as "clip" for
-    PPO's loss.
-    """
+    """The settings of one part of an algorithm, such as the policy loss. Classes to choose from have a ``name``."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -201,10 +147,7 @@ class Component(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth_values(cls, value: object, info: ValidationInfo) -> object:
-        """Raise ValueError if a field that is not a bool gets true or false.
-
-        Without this check, pydantic would convert true to 1.
-        """
+        # pydantic would convert true to 1
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("it should be a number or a name, not true or false")
@@ -222,8 +165,7 @@ class Advantage(Component, ABC):
     """Base class of advantage estimators. An advantage is one number per token: how much better an action was than
     expected.
 
-    An estimator gets a batch of action tokens only, unless the algorithm's ``masks.advantage`` or ``masks.loss`` is
-    off.
+    An estimator gets only action tokens, unless the algorithm's ``masks.advantage`` or ``masks.loss`` is off.
     """
 
     name: str = ""
@@ -248,17 +190,11 @@ class Advantage(Component, ABC):
 
     @abstractmethod
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the advantage of each of the N tokens of the batch: (N,), of any numeric data type.
-
-        ``outputs`` are the models' outputs before the update.
-        """
+        """Return the advantage of each of the N tokens: (N,). ``outputs`` are the models' outputs before the update."""
 
 
 def require(output: Tensor | None, description: str) -> Tensor:
-    """Return ``output``, an output of a model.
-
-    If the output is None, raise TypeError with ``description`` in the message.
-    """
+    """Return ``output``, an output of a model. If it is None, raise TypeError with ``description``."""
     if output is None:
         raise TypeError(f"the algorithm needs {description}")
     return output

@@ -18,10 +18,9 @@ COARSENESS: tuple[Level, ...] = ("token", "turn", "trajectory")
 
 
 def check_context_rewriting(algorithm: Algorithm) -> None:
-    """Raise InvalidInput if ``algorithm`` trains on observations.
+    """Raise InvalidInput if ``algorithm`` trains on observations, for runs whose context policy rewrites the context.
 
-    This check is only for runs whose context policy rewrites the context. An observation responds to the text before
-    it. After a rewrite, the model would read the observation after a different text.
+    An observation responds to the text before it. After a rewrite, the model would read it after a different text.
     """
     if algorithm.token_scope == "all":
         do = "use --context_policy.name append, or an algorithm that trains on actions only"
@@ -36,11 +35,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def incompatibilities(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each problem: components that do not fit together, or a setting without effect.
-
-    Example:
-        "filters.greedy needs a greedy attempt, which this advantage does not use"
-    """
+    """Yield a message for each problem: components that do not fit together, or a setting without effect."""
     yield from _ratio(algorithm)
     yield from _masks(algorithm)
     yield from _token_rules(algorithm)
@@ -147,7 +142,6 @@ def _rewards(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:
-    """Yield a message for each setting that has no effect or contradicts another setting."""
     correction, rejection, kl = algorithm.correction, algorithm.rejection, algorithm.kl
     if correction is not None and correction.rule == "truncate" and correction.low != Correction().low:
         yield "correction.low has no effect if ratios are truncated: give correction.rule window"

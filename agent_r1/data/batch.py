@@ -15,56 +15,46 @@ from agent_r1.core.trajectory import AttemptId, Trajectory, Turn
 from agent_r1.data.sequences import Packing, TokenSequence, TurnPlace
 from agent_r1.data.training_sample import TrainingSample
 
+# Reductions over units: turns, trajectories or groups. ``unit`` (N,) holds the index of each element's unit.
+
 
 def segment_count(unit: Tensor) -> Tensor:
-    """Return the number of elements of each unit (turn, trajectory or group): (units,)."""
+    """Return the number of elements of each unit: (units,)."""
     return torch.bincount(unit)
 
 
 def segment_sum(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the sum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    """Return the sum of the elements of ``x`` (N,) in each unit: (units,)."""
     return x.new_zeros(len(segment_count(unit))).index_add(0, unit, x)
 
 
 def segment_mean(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the mean of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    """Return the mean of the elements of ``x`` (N,) in each unit: (units,)."""
     return segment_sum(x, unit) / segment_count(unit).clamp(min=1)
 
 
 def segment_max(x: Tensor, unit: Tensor) -> Tensor:
-    """Return the maximum of the elements of ``x`` (N,) in each unit (turn, trajectory or group): (units,)."""
+    """Return the maximum of the elements of ``x`` (N,) in each unit: (units,)."""
     return x.new_zeros(len(segment_count(unit))).scatter_reduce(0, unit, x, "amax")
 
 
 def segment_last(unit: Tensor) -> Tensor:
-    """Return the index of the last element of each unit (turn, trajectory or group): (units,).
-
-    Units must be contiguous and not empty.
-    """
+    """Return the index of the last element of each unit: (units,). Units must be contiguous and not empty."""
     return segment_count(unit).cumsum(0) - 1  # (units,) counts of the units 0 .. u, minus 1
 
 
 def segment_first(unit: Tensor) -> Tensor:
-    """Return the index of the first element of each unit (turn, trajectory or group): (units,).
-
-    Units must be contiguous and not empty.
-    """
+    """Return the index of the first element of each unit: (units,). Units must be contiguous and not empty."""
     return segment_last(unit) - segment_count(unit) + 1
 
 
 def index_within(unit: Tensor) -> Tensor:
-    """Return the index of each element among the elements of its unit (turn, trajectory or group): (N,).
-
-    Units must be contiguous and not empty.
-    """
+    """Return the index of each element within its unit: (N,). Units must be contiguous and not empty."""
     return torch.arange(len(unit)) - segment_first(unit)[unit]
 
 
 def previous_within(unit: Tensor) -> Tensor:
-    """Return, for each element, the index of the previous element in the same unit, or -1 if there is none: (N,).
-
-    Units must be contiguous and not empty.
-    """
+    """Return the index of the previous element of the same unit, or -1: (N,). Units must be contiguous."""
     positions = torch.arange(len(unit))  # (N,)
     return torch.where(positions == segment_first(unit)[unit], -1, positions - 1)
 
@@ -77,9 +67,6 @@ def unique_ids(*keys: Tensor) -> Tensor:
 TokenScope = Literal["actions", "all"]
 """The tokens that a batch holds. actions: action tokens only. all: also the observations between two actions."""
 
-RewardWeights = Mapping[str, float]
-"""The weight of each reward by the reward's name. A reward that is missing has weight 1."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedReward:
@@ -87,62 +74,41 @@ class NamedReward:
 
     name: str
     weight: float
-    returns: Tensor
-    """(M,) float64: ``weight`` times the sum of the rewards called ``name`` in each trajectory."""
+    returns: Tensor  # (M,) float64: weight * sum of the rewards of this name in each trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
     """N tokens of S turns of M trajectories, ordered by trajectory, turn index and position. Tensors are on the CPU.
 
-    Usually the batch holds action tokens only. If an algorithm trains on observations, the batch also holds observation
-    tokens. Turns without action tokens are left out. ``sequences`` holds all tokens that the model reads, with prompts.
+    Usually the N tokens are action tokens only. If an algorithm trains on observations, these are included. Turns
+    without action tokens are left out. ``sequences`` holds all tokens that the model reads, with prompts.
 
     Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
         token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
     """
 
-    ids: Tensor
-    """(N,) int64 token ids."""
-    sampler_logprobs: Tensor
-    """(N,) float64: log-probability of each token in the sampler, at the sampling temperature; NaN for observations."""
-    versions: Tensor
-    """(N,) int64: version of the weights that sampled each token. An observation has the version of the action token
-    before it."""
-    action_mask: Tensor
-    """(N,) bool: whether the policy sampled the token."""
+    ids: Tensor  # (N,) int64
+    sampler_logprobs: Tensor  # (N,) float64 in the sampler, at the sampling temperature; NaN for observations
+    versions: Tensor  # (N,) int64 version of the weights that sampled the token, or the action before an observation
+    action_mask: Tensor  # (N,) whether the policy sampled the token
+    # (N,) float64 weighted rewards: of a call on the token that ends it, of a turn on its last action token, and the
+    # outcome reward on the last action token of the trajectory. Observations have none.
     token_rewards: Tensor
-    """(N,) float64: the weighted rewards of each token. Observation tokens have no rewards.
-
-    The reward of a call is on the token that ends the call. The reward of a turn is on the last action token of the
-    turn. The outcome reward is on the last action token of the trajectory.
-    """
-    token_turn: Tensor
-    """(N,) int64 index of each token's turn. An observation belongs to the turn of the action before it."""
-    turn_trajectory: Tensor
-    """(S,) int64 index of each turn's trajectory."""
+    token_turn: Tensor  # (N,) int64 index of the turn; an observation belongs to the turn of the action before it
+    turn_trajectory: Tensor  # (S,) int64 index of each turn's trajectory
+    # (S,) int64 index of the state before each turn: the last observation, or the opening messages. Turns of a group
+    # have the same index if their states have equal roles, texts and images.
     turn_state_ids: Tensor
-    """(S,) int64 index of the state before each turn. The state is the last observation before the turn, or the opening
-    messages of the episode. Turns of a group have the same index if their states have equal roles, texts and images."""
-    turn_used_tool: Tensor
-    """(S,) bool: whether the turn has tool results."""
-    turn_is_summary: Tensor
-    """(S,) bool: whether the turn summarizes the context, and does not act in the environment."""
-    trajectory_group: Tensor
-    """(M,) int64 index of each trajectory's group."""
-    outcome_rewards: Tensor
-    """(M,) float64: weighted outcome reward of each trajectory. ``token_rewards`` includes the outcome rewards."""
-    greedy_return: Tensor
-    """(M,) float64: return of the greedy attempt (temperature 0) in each trajectory's group. NaN if the group has no
-    such return."""
-    role_baseline: Tensor
-    """(M,) float64: for each trajectory, the running mean of its role's earlier returns. 0 if the advantage estimator
-    is not ``AgainstRole``."""
-    truncated: Tensor
-    """(M,) bool: whether the episode was cut off, for example because turns or tokens ran out."""
+    turn_used_tool: Tensor  # (S,) whether the turn has tool results
+    turn_is_summary: Tensor  # (S,) whether the turn summarizes the context, and does not act in the environment
+    trajectory_group: Tensor  # (M,) int64 index of each trajectory's group
+    outcome_rewards: Tensor  # (M,) float64 weighted outcome reward, which ``token_rewards`` includes
+    greedy_return: Tensor  # (M,) float64 return of the greedy attempt (temperature 0) of the group; NaN without one
+    role_baseline: Tensor  # (M,) float64 running mean of the role's earlier returns; 0 without ``AgainstRole``
+    truncated: Tensor  # (M,) whether the episode was cut off, for example because turns or tokens ran out
+    # Why the loss excludes a trajectory, or None. An excluded trajectory still counts in baselines.
     loss_excluded: tuple[str | None, ...]
-    """For each trajectory, the reason why the loss excludes the trajectory, or None. An excluded trajectory still
-    counts in baselines."""
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
@@ -164,7 +130,7 @@ class TrainingBatch:
 
     @property
     def previous_turn(self) -> Tensor:
-        """(S,) index of the turn before each turn, in the same trajectory; -1 for the first turn of a trajectory."""
+        """(S,) index of the turn before each turn of a trajectory; -1 for its first turn."""
         return previous_within(self.turn_trajectory)
 
     @property
@@ -203,13 +169,11 @@ class TrainingBatch:
         return segment_last(self.turn_trajectory)
 
     def join_summaries(self) -> tuple[TrainingBatch, Tensor]:
-        """Return a pair: a batch with D joined turns, and the index of the last original turn in each joined turn (D,).
+        """Return a batch with D joined turns, and the index of the last original turn in each joined turn: (D,).
 
-        Each summary turn is joined with the next acting turn of its trajectory. If no acting turn follows, the summary
-        turn is joined with the last acting turn. So the S original turns become D joined turns.
-
-        Example: the turns act, summary, act, act, summary become (act), (summary, act), (act, summary). The last
-        original turns of the joined turns are 0, 2 and 4.
+        Each summary turn is joined with the next acting turn of its trajectory, or with the last one if none follows:
+        the turns act, summary, act, act, summary become (act), (summary, act), (act, summary), with the last original
+        turns 0, 2 and 4.
         """
         count = len(self.turn_trajectory)
         if not bool(self.turn_is_summary.any()):
@@ -232,13 +196,13 @@ class TrainingBatch:
         return batch, segment_last(joined)
 
     def actions(self) -> TrainingBatch:
-        """Return a batch with only the action tokens. If tokens are left out, the field ``sequences`` becomes ()."""
+        """Return a batch with only the action tokens."""
         if bool(self.action_mask.all()):
             return self  # the usual case: the batch has no observations
         return self.tokens(self.action_mask)
 
     def tokens(self, mask: Tensor) -> TrainingBatch:
-        """Return a batch with only the tokens for which ``mask`` (N,) is true. The field ``sequences`` becomes ()."""
+        """Return a batch with only the tokens that ``mask`` (N,) selects, and without ``sequences``."""
         positions = mask.nonzero().squeeze(1)  # (n,)
         return replace(
             self,
@@ -280,17 +244,10 @@ def assemble_batch(
     samples: Sequence[TrainingSample],
     packing: Packing,
     scope: TokenScope = "actions",
-    reward_weights: RewardWeights | None = None,
+    reward_weights: Mapping[str, float] | None = None,
     loss_excluded: Sequence[str | None] | None = None,
 ) -> TrainingBatch:
-    """Return the training batch of one or more samples.
-
-    Args:
-        packing: converts a trajectory to token sequences for the model.
-        reward_weights: weights by the name of a reward. A reward without an entry has weight 1.
-        loss_excluded: for each sample, the reason why the loss excludes the sample, or None. An excluded sample still
-            counts in baselines.
-    """
+    """Return the training batch of one or more samples. Without an entry in ``reward_weights``, a weight is 1."""
     # the columns of tokens, and the place of each turn in the columns
     tokens = _TokenColumns()
     places: list[list[TurnPlace]] = []
@@ -358,6 +315,7 @@ def _add_tokens(sample: TrainingSample, tokens: _TokenColumns, first: int, scope
 
 
 def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
+    # the reward of a turn without action tokens goes to the acting turn before it, or to the first acting turn
     rewards: dict[int, float] = {}
     pending = 0.0
     for turn, reward in zip(sample.trajectory.turns, sample.turn_rewards, strict=True):
@@ -373,6 +331,7 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:
+    # the observation is in the batch only if the next turn continues this one, and acts
     following = trajectory.turns[turn.index + 1 : turn.index + 2]
     if not following or following[0].parent != turn.index or not following[0].new_ids or not following[0].action_ids:
         return None

@@ -1,4 +1,4 @@
-"""Packing: the conversion of a trajectory to token sequences for the model.
+"""From a trajectory to what the model reads: packing into token sequences, shared prefixes, and micro-batches.
 
 If every turn continues the turn before, the trajectory becomes one causal sequence. If several turns continue one turn,
 the turns form a tree. The tree becomes one sequence in depth-first order, which holds common tokens only once. An
@@ -23,53 +23,37 @@ from agent_r1.core.trajectory import Trajectory, Turn
 class TokenSequence:
     """T tokens that the model reads as one sequence.
 
-    n of the T tokens are called predicted tokens: the model's logits are used only for these tokens. Predicted tokens
-    are action tokens, and with some algorithms also observation tokens. s is the number of actions that consist of
-    predicted tokens.
+    n of the T tokens are predicted tokens, for which the model's logits are used: action tokens, and with some
+    algorithms also observation tokens. s is the number of actions that consist of predicted tokens.
 
     Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
         ids                 5 6 7 3 8 4 9   (T)
         position_ids        0 1 2 3 4 3 4   (T) number of earlier tokens to which the token attends
-        subtree_end         7 7 7 5 5 7 7   (T) index after the last token that attends to the token
+        subtree_end         7 7 7 5 5 7 7   (T) e for token j: exactly the tokens j .. e - 1 attend to token j
         token_positions     2 4 6           (n) indices of the predicted tokens 7 8 9 in the sequence
         logit_positions     1 3 5           (n) indices in the sequence at which the logits predict 7 8 9
-        tokens              0 1 2           (n) indices of 7 8 9 in the training batch
+        tokens              0 1 2           (n) indices of 7 8 9 among the tokens of the training batch
         post_action_states  2 4 6           (s) index of each action's last token in the sequence
-        turns               0 1 2           (s) index of each action's turn among all turns of the training batch
+        turns               0 1 2           (s) index of each action's turn among the turns of the training batch
     """
 
-    trajectory: int
-    """Index of the trajectory in the training batch."""
+    trajectory: int  # index in the training batch
     ids: Tensor
-    """(T,) token ids."""
     position_ids: Tensor
-    """(T,) position of each token: the number of earlier tokens to which the token attends."""
     subtree_end: Tensor
-    """(T,) index e for each token j: exactly the tokens j .. e - 1 attend to token j."""
     logit_positions: Tensor
-    """(n,) indices in the sequence. The logits at the k-th index predict the k-th predicted token."""
     token_positions: Tensor
-    """(n,) index of each predicted token in the sequence."""
     tokens: Tensor
-    """(n,) index of each predicted token among the tokens of the training batch."""
     post_action_states: Tensor
-    """(s,) index of each action's last token in the sequence. s is the number of actions."""
     turns: Tensor
-    """(s,) index of each action's turn among all turns of the training batch. s is the number of actions."""
-    has_branches: bool
-    """Whether the sequence is a tree with branches, which needs a tree attention mask."""
-    media: tuple[PromptMedia, ...] = ()
-    """The images in the sequence, at their placeholder tokens."""
+    has_branches: bool  # whether the sequence is a tree with branches, which needs a tree attention mask
+    media: tuple[PromptMedia, ...] = ()  # the images in the sequence, at their placeholder tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def without_first(self, count: int) -> TokenSequence:
-        """Return the sequence without its first ``count`` tokens, a prefix that the model reads in a separate pass.
-
-        In the result, every token attends to the whole prefix. So call this method only if every remaining token of the
-        original sequence also attends to the whole prefix.
-        """
+        """Return the sequence without a prefix to which every remaining token attends, and which another pass reads."""
         return replace(
             self,
             ids=self.ids[count:],
@@ -88,36 +72,24 @@ Block = Sequence[TokenSequence]
 
 @dataclass(frozen=True, slots=True)
 class TurnPlace:
-    """Where the tokens of one turn are in the training batch.
+    """Where the tokens of one turn are in the training batch."""
 
-    Attributes:
-        turn: the index of the turn.
-        action: the index of the turn's first action token.
-        observation: the index of the first token of the observation before the turn; None if the observation is not in
-            the batch.
-    """
-
-    turn: int
-    action: int
-    observation: int | None = None
+    turn: int  # index of the turn
+    action: int  # index of the turn's first action token
+    observation: int | None = None  # index of the first token of the observation before the turn, if it is in the batch
 
 
 Prediction = tuple[int, int, int]
-"""Three indices (i, j, k) for a predicted token. The logits at index i of the sequence predict the token. The token
-itself has the index j in the sequence, and the index k in the training batch."""
+"""(i, j, k) for a predicted token: the index i of its logits, and its index j in the sequence and k in the batch."""
 
 Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
-"""A function that returns the token sequences of a trajectory. It takes the trajectory, the index of the trajectory in
-the batch, and the place of each turn in the batch."""
+"""(trajectory, its index in the batch, the place of each turn in the batch) -> its token sequences."""
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one token sequence for each tree of turns in the trajectory.
+    """Return one token sequence for each tree of turns: a first turn and all turns that continue it.
 
-    A tree consists of a first turn and all turns that continue it, directly or through other turns. The common tokens
-    of the turns are in the sequence only once. A tree without action tokens is left out.
-
-    ``number`` is the index of the trajectory in the batch.
+    The common tokens of the turns are in the sequence only once. A tree without action tokens is left out.
     """
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
@@ -133,10 +105,7 @@ def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnP
 
 
 def pack_per_turn(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action.
-
-    ``number`` is the index of the trajectory in the batch.
-    """
+    """Return one causal token sequence per turn with action tokens: the whole prompt of the turn, then the action."""
     return [
         _pack_turn(trajectory, turn, number, place)
         for turn, place in zip(trajectory.turns, places, strict=True)
@@ -152,10 +121,9 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a packing function like ``packing``, but with a maximum length for sequences with branches.
+    """Return a packing function like ``packing`` that splits trees of more than ``max_tokens()`` tokens into turns.
 
-    If a sequence with branches has more than ``max_tokens()`` tokens, the trajectory is packed by :func:`pack_per_turn`
-    instead. This does not change the loss or the gradient.
+    This changes neither the loss nor the gradient.
     """
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
@@ -270,26 +238,19 @@ added parts take about as much time as reading 16 tokens.
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """The properties of the models that determine which prefixes can be shared, and whether sharing saves time.
+    """The properties of the models that determine which prefixes can be shared, and whether sharing saves time."""
 
-    Attributes:
-        width: the hidden size of the models.
-        across_micro_batches: whether all micro-batches can read keys and values that one earlier pass computed. False
-            with activation checkpointing.
-        by_parts: whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`).
-            If so, a micro-batch is a single row.
-    """
-
-    width: int
-    across_micro_batches: bool
+    width: int  # hidden size of the models
+    across_micro_batches: bool  # whether one pass can compute keys and values for all micro-batches
     by_parts: bool = False
+    """Whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`). If so, a
+    micro-batch is a single row."""
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
-        """Return (prefix, blocks): the first tokens that all sequences share, and the blocks without these tokens.
+        """Return (prefix, blocks): the first tokens (S,) that all sequences share, and the blocks without these tokens.
 
-        The prefix has the shape (S,). S is 0 if the sequences share no prefix. In the returned blocks, sequences that
-        begin with equal tokens are merged if merging saves time (:func:`merge_sequences`). A merged sequence and the
-        prefix have at most ``max_tokens`` tokens together.
+        In the returned blocks, sequences that begin with equal tokens are merged if merging saves time. A merged
+        sequence and the prefix have at most ``max_tokens`` tokens together.
         """
         sequences = [sequence for block in blocks for sequence in block]
         prefix = torch.zeros(0, dtype=torch.int64)
@@ -308,7 +269,7 @@ class PrefixSharing:
         return prefix, [*((merge_sequences(part),) for part in self._divide(single, max_tokens, len(prefix))), *others]
 
     def _divide(self, sequences: Sequence[TokenSequence], max_tokens: int, prefix: int) -> list[list[TokenSequence]]:
-        # Divide ``sequences`` into sublists, so that merging each sublist into one sequence saves time.
+        # sublists of ``sequences``, so that merging each sublist into one sequence saves time
         parts: list[list[TokenSequence]] = []
         size, cost = 0, 0.0  # of the last part, when merged
         for sequence in sorted(sequences, key=lambda one: one.ids.tolist()):  # sequences that begin alike are neighbors
@@ -331,20 +292,18 @@ class PrefixSharing:
         return parts
 
     def operations(self, tokens: int, prefix: int, *, causal: bool) -> float:
-        """Return the estimated cost of reading ``tokens`` tokens after ``prefix`` tokens.
+        """Return the estimated cost of reading T = ``tokens`` tokens after a prefix of S tokens: T (6 width + C).
 
-        If ``causal`` is true, attention skips later tokens, and C is S + T / 2. If ``causal`` is false, attention
-        compares each token with all S + T tokens, and then hides some results with a mask.
+        C is the number of tokens with which attention compares a token. If ``causal``, attention skips later tokens.
+        Otherwise it compares all S + T tokens, and then hides some results with a mask.
         """
         attended = prefix + tokens * (0.5 if causal else 1.0)
         return tokens * (6 * self.width + attended)
 
 
 def common_prefix(sequences: Sequence[TokenSequence]) -> Tensor:
-    """Return the ids of the first tokens that all sequences have in common: (S,).
-
-    If a sequence has branches, the result ends before the first branch of this sequence.
-    """
+    """Return the ids of the first tokens that all sequences have in common, before any branch: (S,)."""
+    # the state of the last token before a prediction stays in the pass of the sequence, because its logits are used
     length = min(int(sequence.logit_positions.min()) for sequence in sequences)
     ids = torch.stack([sequence.ids[:length] for sequence in sequences])  # (B, length)
     has_all = torch.stack([sequence.subtree_end[:length] == len(sequence) for sequence in sequences])  # (B, length)
@@ -356,8 +315,7 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     """Return one sequence that replaces several sequences, and holds their common first tokens only once.
 
     The result is a tree of tokens in depth-first order. Two tokens become one token of the tree if they and all tokens
-    before them are equal. A token that is predicted in one of ``sequences`` is also predicted in the result. The result
-    has the ``trajectory`` of the first sequence.
+    before them are equal.
 
     Example: the sequences 70 71 72 73 and 70 71 74 become
         ids           70 71 72 73 74
@@ -398,7 +356,7 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
     order = place.argsort()[1:]  # the nodes in depth-first order, without the root
     placed = [(sequence, place[torch.tensor(path)]) for sequence, path in zip(sequences, nodes, strict=True)]
     return TokenSequence(
-        trajectory=sequences[0].trajectory,
+        trajectory=sequences[0].trajectory,  # a merged sequence can belong to several
         ids=torch.tensor(ids)[order],
         position_ids=torch.tensor(positions)[order],
         subtree_end=end[order],
@@ -417,39 +375,24 @@ MAX_PADDING = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """B token sequences, padded on the right to T tokens each.
+    """B token sequences, padded on the right to T tokens each: n predicted tokens and s actions.
 
-    n is the number of predicted tokens. s is the number of actions. In the micro-batch, token t of row b and the
-    hidden state at this token have the index b * T + t.
+    Token t of row b, and the hidden state at this token, have the index b * T + t.
     """
 
-    ids: Tensor
-    """(B, T) token ids."""
-    position_ids: Tensor | None
-    """(B, T) position of each token: the number of earlier tokens to which the token attends, including the tokens of
-    the common prefix. If the field is None, attention is causal."""
-    subtree_end: Tensor | None
-    """(B, T) index e for each token j of a row: exactly the tokens j .. e - 1 of the row attend to token j. If the
-    field is None, attention is causal."""
-    logit_positions: Tensor
-    """(n,) for each predicted token: the index of the hidden state from which the token is predicted."""
-    token_positions: Tensor
-    """(n,) index of each predicted token in the micro-batch."""
-    tokens: Tensor
-    """(n,) index of each predicted token in the training batch. Always on the CPU."""
-    post_action_states: Tensor
-    """(s,) index of the hidden state at the last token of each action."""
-    turns: Tensor
-    """(s,) index of each action's turn in the training batch. Always on the CPU."""
-    num_tokens: int
-    """Number of tokens in the micro-batch, without padding."""
+    ids: Tensor  # (B, T)
+    position_ids: Tensor | None  # (B, T) number of earlier tokens to which the token attends; None: causal attention
+    subtree_end: Tensor | None  # (B, T) e for token j of a row: the tokens j .. e - 1 attend to it; None: causal
+    logit_positions: Tensor  # (n,) index of the hidden state from which each token is predicted
+    token_positions: Tensor  # (n,) index of each predicted token in the micro-batch
+    tokens: Tensor  # (n,) index of each predicted token in the training batch; on the CPU
+    post_action_states: Tensor  # (s,) index of the hidden state at the last token of each action
+    turns: Tensor  # (s,) index of each action's turn in the training batch; on the CPU
+    num_tokens: int  # without padding
+    # Length S of the common prefix of all sequences, of which an earlier pass computes keys and values. Its tokens
+    # count in ``position_ids``, but not in ``subtree_end``.
     prefix: int = 0
-    """Length S of the common prefix of all sequences. The prefix is not in the micro-batch: an earlier pass computes
-    its keys and values. ``position_ids`` count from the first token of the prefix. ``subtree_end`` counts from the
-    first token after the prefix."""
-
-    media: tuple[tuple[PromptMedia, ...], ...] = ()
-    """For each of the B sequences, its images. () if there are no images at all."""
+    media: tuple[tuple[PromptMedia, ...], ...] = ()  # the images of each of the B sequences; () if there are none
 
     @property
     def padded_size(self) -> int:
@@ -457,7 +400,6 @@ class MicroBatch:
         return self.ids.shape[0] * (self.prefix + self.ids.shape[1])
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return a copy whose model inputs are on ``device``. ``tokens`` and ``turns`` stay on the CPU."""
         # tokens and turns are indices into columns of the training batch, which is always on the CPU
         return replace(
             self,
@@ -475,12 +417,10 @@ class MicroBatch:
 
 
 def by_sequence(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per sequence, so that sequences of a trajectory can be in different micro-batches."""
     return [(sequence,) for sequence in sequences]
 
 
 def by_trajectory(sequences: Sequence[TokenSequence]) -> list[tuple[TokenSequence, ...]]:
-    """Return one block per trajectory, so that all sequences of a trajectory are in one micro-batch."""
     blocks: dict[int, list[TokenSequence]] = {}
     for sequence in sequences:
         blocks.setdefault(sequence.trajectory, []).append(sequence)
@@ -504,13 +444,10 @@ def plan_passes(
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches that contain all sequences of ``blocks``. All sequences of a block are in one micro-batch.
+    """Yield micro-batches of at most ``max_tokens`` tokens (:attr:`MicroBatch.padded_size`), with little padding.
 
-    :attr:`MicroBatch.padded_size` is at most ``max_tokens``, unless the micro-batch consists of a single block. The
-    share of padding in a micro-batch of several blocks stays below ``MAX_PADDING``. Blocks with branches
-    (``TokenSequence.has_branches``) never share a micro-batch with blocks without branches.
-
-    ``prefix`` is the length of the common prefix, which the sequences do not contain (:attr:`MicroBatch.prefix`).
+    Blocks with branches never share a micro-batch with blocks without branches. ``prefix`` is the length of the common
+    prefix, which the sequences do not contain.
     """
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
@@ -523,51 +460,55 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
             # padding attends to padding only, and no token of a sequence attends to it
             ends = [sequence.subtree_end for sequence in sequences]
             subtree_end = pad_sequence(ends, batch_first=True, padding_value=width)  # (B, T)
-        rows = list(enumerate(sequences))  # positions in row b become indices into the flattened (B * T,) hidden states
-        yield MicroBatch(
-            ids=ids,
-            position_ids=position_ids,
-            subtree_end=subtree_end,
-            logit_positions=torch.cat([row * width + sequence.logit_positions for row, sequence in rows]),
-            token_positions=torch.cat([row * width + sequence.token_positions for row, sequence in rows]),
-            tokens=torch.cat([sequence.tokens for sequence in sequences]),
-            post_action_states=torch.cat([row * width + sequence.post_action_states for row, sequence in rows]),
-            turns=torch.cat([sequence.turns for sequence in sequences]),
-            num_tokens=sum(map(len, sequences)),
-            prefix=prefix,
-            media=tuple(sequence.media for sequence in sequences) if any(one.media for one in sequences) else (),
-        )
+        media = tuple(sequence.media for sequence in sequences) if any(one.media for one in sequences) else ()
+        starts = range(0, len(sequences) * width, width)  # row b begins at the index b * T
+        yield _micro_batch(sequences, starts, ids, position_ids, subtree_end, prefix, media)
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of one row each, which contain all sequences of ``blocks``.
+    """Yield micro-batches of one row of at most ``max_tokens`` tokens: sequences one after the other, without padding.
 
-    All sequences of a block are in one row. The sequences stand in the row one after the other, without padding.
-    :attr:`MicroBatch.padded_size` is at most ``max_tokens``, unless the row consists of a single block.
-
-    ``prefix`` is the length of the common prefix, which the sequences do not contain (:attr:`MicroBatch.prefix`). A
-    token attends only to its own sequence and to the common prefix.
+    A token attends only to its own sequence and to the common prefix of length ``prefix``.
     """
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
-        starts = accumulate(map(len, sequences), initial=0)
-        placed = list(
-            zip(sequences, starts, strict=False)
-        )  # each sequence with the index of its first token in the row
+        *starts, _ = accumulate(map(len, sequences), initial=0)  # index of the first token of each sequence in the row
+        placed = list(zip(sequences, starts, strict=True))
         media = tuple(one.moved(start) for sequence, start in placed for one in sequence.media)
-        yield MicroBatch(
-            ids=torch.cat([sequence.ids for sequence in sequences])[None],
-            position_ids=torch.cat([sequence.position_ids for sequence in sequences])[None],
-            subtree_end=torch.cat([start + sequence.subtree_end for sequence, start in placed])[None],
-            logit_positions=torch.cat([start + sequence.logit_positions for sequence, start in placed]),
-            token_positions=torch.cat([start + sequence.token_positions for sequence, start in placed]),
-            tokens=torch.cat([sequence.tokens for sequence in sequences]),
-            post_action_states=torch.cat([start + sequence.post_action_states for sequence, start in placed]),
-            turns=torch.cat([sequence.turns for sequence in sequences]),
-            num_tokens=sum(map(len, sequences)),
-            prefix=prefix,
-            media=(media,) if media else (),
+        yield _micro_batch(
+            sequences,
+            starts,
+            torch.cat([sequence.ids for sequence in sequences])[None],
+            torch.cat([sequence.position_ids for sequence in sequences])[None],
+            torch.cat([start + sequence.subtree_end for sequence, start in placed])[None],
+            prefix,
+            (media,) if media else (),
         )
+
+
+def _micro_batch(
+    sequences: Block,
+    starts: Sequence[int],  # index of the first token of each sequence in the micro-batch
+    ids: Tensor,
+    position_ids: Tensor | None,
+    subtree_end: Tensor | None,
+    prefix: int,
+    media: tuple[tuple[PromptMedia, ...], ...],
+) -> MicroBatch:
+    placed = list(zip(sequences, starts, strict=True))
+    return MicroBatch(
+        ids=ids,
+        position_ids=position_ids,
+        subtree_end=subtree_end,
+        logit_positions=torch.cat([start + sequence.logit_positions for sequence, start in placed]),
+        token_positions=torch.cat([start + sequence.token_positions for sequence, start in placed]),
+        tokens=torch.cat([sequence.tokens for sequence in sequences]),
+        post_action_states=torch.cat([start + sequence.post_action_states for sequence, start in placed]),
+        turns=torch.cat([sequence.turns for sequence in sequences]),
+        num_tokens=sum(map(len, sequences)),
+        prefix=prefix,
+        media=media,
+    )
 
 
 def _fill(blocks: Sequence[Block], fits: Callable[[Block, Block], bool]) -> Iterator[Block]:

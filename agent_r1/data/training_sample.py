@@ -20,37 +20,23 @@ from agent_r1.core.trajectory import (
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A trajectory that can be trained on, with its weighted rewards.
-
-    Example:
-        TrainingSample(
-            trajectory, group=0, turn_rewards=(0.0, 0.1), outcome_reward=1.0, call_rewards=((), ())
-        ).total == 1.1
-    """
+    """A trajectory that can be trained on, with its weighted rewards."""
 
     trajectory: Trajectory
-    group: int
-    """The index of the trajectory's group in the update, from 0. Groups are ordered by ``group_id``."""
-    turn_rewards: tuple[float, ...]
-    """For each turn, the weighted sum of its rewards, without the rewards of calls."""
-    outcome_reward: float
-    """The weighted sum of the rewards for the whole trajectory, without the rewards of its turns and calls."""
-    call_rewards: tuple[tuple[float, ...], ...]
-    """One tuple per turn, with one number per call: the weighted sum of the call's rewards. () for a turn whose calls
-    have no rewards."""
-    named_rewards: Mapping[str, float] = field(default_factory=dict)
-    """For each name of a reward, the weighted sum of the rewards with this name. Rewards for the whole trajectory, for
-    turns and for calls are all included."""
-    greedy_return: float | None = None
-    """The return of the group's greedy attempt (sampled with temperature 0); None if there is no such return."""
-    greedy_failure: str | None = None
-    """Why the group's greedy attempt could not be scored; None if it was scored, or if there is no greedy attempt."""
-    role: str = ""
-    """The role of the group's attempts in a game of several agents; "" without roles."""
+    group: int  # index of the trajectory's group in the update, in the order of ``group_id``
+    turn_rewards: tuple[float, ...]  # sum of the rewards of each turn, without those of calls
+    outcome_reward: float  # sum of the rewards of the whole trajectory, without those of turns and calls
+    call_rewards: tuple[tuple[float, ...], ...]  # for each turn, the sum of each call's rewards; () if there are none
+    named_rewards: Mapping[str, float] = field(
+        default_factory=dict
+    )  # sum of all rewards of each name, wherever they are
+    greedy_return: float | None = None  # of the group's greedy attempt (sampled with temperature 0), if there is one
+    greedy_failure: str | None = None  # why the group's greedy attempt could not be scored
+    role: str = ""  # of the group's attempts in a game of several agents
 
     @property
     def total(self) -> float:
-        """The return of the trajectory: the weighted sum of all rewards of the trajectory, its turns and its calls."""
+        """The return of the trajectory: the weighted sum of all its rewards."""
         calls = (value for turn in self.call_rewards for value in turn)
         return math.fsum((*self.turn_rewards, *calls, self.outcome_reward))
 
@@ -78,10 +64,7 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
     """Return the training samples of ``groups``, and the excluded attempts with their reasons.
 
     Greedy attempts are in neither list: they only set ``greedy_return`` or ``greedy_failure`` of the samples in their
-    groups. The order of the groups, and of the trajectories in a group, does not change the result.
-
-    ``reward_weights`` maps the name of a reward to its weight. A missing weight is 1. A reward with weight 0 is
-    ignored.
+    groups. A weight that is missing in ``reward_weights`` is 1. A reward with weight 0 is ignored.
     """
     samples: list[TrainingSample] = []
     excluded: list[Excluded] = []
@@ -104,7 +87,7 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
 
 
 def describe_status(trajectory: Trajectory) -> str:
-    """Return the status of an episode as text, with its reason, such as ``engine_failed: the engine was closed``."""
+    """Return the status of an episode with its reason, such as "engine_failed: the engine was closed"."""
     return f"{trajectory.status}: {trajectory.reason}" if trajectory.reason else str(trajectory.status)
 
 

@@ -1,4 +1,1 @@
-"""The policy update: the trainer protocol, two trainers, and the updater that calls a trainer.
-
-Public names are imported at their first use, so ``agent_r1.trainer.config`` loads neither torch nor transformers.
-"""
+"""The policy update: the protocol of trainers, two trainers, and the updater that calls one."""

@@ -48,32 +48,22 @@ OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 STATM = Path("/proc/self/statm")
 
 KEPT = 2**30
-"""Number of bytes by which the process may grow before it gives freed memory back to the operating system.
-
-With a model of 14 million parameters, giving memory back after each pass would take an eighth of a training step.
-"""
+"""Number of bytes by which the process may grow before it gives freed memory back to the operating system. With a model
+of 14 million parameters, giving memory back after each pass would take an eighth of a training step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSet:
-    """The models that an algorithm uses, on one device. A model that the algorithm does not need is None.
-
-    Attributes:
-        temperature: the temperature at which the engine sampled. All log-probabilities are computed at this
-            temperature.
-        sharing: determines which common prefixes of sequences are computed only once; None to share no prefix. Sharing
-            changes results only by rounding errors.
-        images: the image processor of the models; None if the models cannot read images.
-    """
+    """The models that an algorithm uses, on one device. A model that the algorithm does not need is None."""
 
     policy: PreTrainedModel
-    temperature: float
+    temperature: float  # at which the engine sampled; all log-probabilities are computed at it
     micro_tokens: int
     critic: ValueModel | None = None
     reference: PreTrainedModel | None = None
     teacher: PreTrainedModel | None = None
-    sharing: PrefixSharing | None = None
-    images: ImageProcessor | None = None
+    sharing: PrefixSharing | None = None  # which common prefixes are computed only once; changes only rounding errors
+    images: ImageProcessor | None = None  # None if the models cannot read images
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:

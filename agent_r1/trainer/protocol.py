@@ -28,74 +28,46 @@ MODULES: frozenset[Module] = frozenset((POLICY, CRITIC))
 class PreparedBatch:
     """A batch with everything that its loss needs, computed before the first forward and backward pass.
 
-    Attributes:
-        batch: the N tokens, and the sequences of tokens that a pass reads. If the batch is limited to a minibatch (the
-            part that one optimizer step uses), ``batch.sequences`` has only the sequences of the minibatch. The tensors
-            of N tokens do not become shorter.
-        weights: advantages and loss weights. The loss weights are normalized over the whole batch.
-        outputs: the outputs of the models before the update.
-        old_logprobs: (N,) log pi_old, for the importance ratio pi / pi_old of each token. pi is the probability of the
-            token under the current policy, and pi_old the probability under an earlier policy. None: every ratio is 1.
+    A minibatch (the part that one optimizer step uses) has fewer ``batch.sequences``, but the same tensors of N tokens.
     """
 
     batch: TrainingBatch
-    weights: TokenWeights
-    outputs: ModelOutputs
-    old_logprobs: Tensor | None
+    weights: TokenWeights  # the loss weights are normalized over the whole batch
+    outputs: ModelOutputs  # before the update
+    old_logprobs: Tensor | None  # (N,) log pi_old, for the importance ratio pi / pi_old; None: every ratio is 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassStats:
-    """Statistics of one forward and backward pass. Tensors have no gradient and are on the CPU.
+    """Statistics of one forward and backward pass over n predicted tokens (n is 0 if only the critic was trained).
 
-    n is the number of tokens that the policy predicted. If only the critic was trained, n is 0.
-
-    Attributes:
-        loss: () sum of the losses of all micro-batches.
-        metrics: terms of the loss by name, each summed over all micro-batches.
-        tokens: (n,) index of each predicted token in the batch.
-        logprobs: (n,) log pi, the log-probability of each predicted token.
-        ratios: (n,) importance ratio pi / pi_old of each predicted token (see ``PreparedBatch.old_logprobs``).
-        entropy: (n,) entropy of the policy at each predicted token, in nats.
-        num_tokens: number of tokens that the models read. Prompts count, and padding does not count.
-        num_padded_tokens: number of tokens that the models read. Prompts and padding count.
+    Tensors have no gradient and are on the CPU.
     """
 
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
-    tokens: Tensor
-    logprobs: Tensor
-    ratios: Tensor
-    entropy: Tensor
-    num_tokens: int
-    num_padded_tokens: int
+    loss: Tensor  # () sum over the micro-batches
+    metrics: Mapping[str, Tensor]  # terms of the loss by name, each summed over the micro-batches
+    tokens: Tensor  # (n,) index of each predicted token in the batch
+    logprobs: Tensor  # (n,) log pi
+    ratios: Tensor  # (n,) importance ratio pi / pi_old
+    entropy: Tensor  # (n,) of the policy, in nats
+    num_tokens: int  # that the models read, prompts included
+    num_padded_tokens: int  # the same with padding
 
 
 @dataclass(frozen=True, slots=True)
 class OptimStats:
-    """The result of one optimizer step, such as ``OptimStats(applied=True, gradient_norms={"policy": 0.42})``.
+    """The result of one optimizer step."""
 
-    Attributes:
-        applied: False if the loss or a gradient was not finite. Then no weight and no moment has changed.
-        gradient_norms: norm of each trained module's gradient, before clipping.
-    """
-
-    applied: bool
-    gradient_norms: Mapping[Module, float]
+    applied: bool  # False if the loss or a gradient was not finite: then no weight and no moment has changed
+    gradient_norms: Mapping[Module, float]  # of each trained module, before clipping
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerState:
-    """The state of training, without the policy's weights.
+    """The state of training, without the policy's weights."""
 
-    Attributes:
-        tensors: optimizer moments, weights of the critic, and weights of the reference if the algorithm changes the
-            reference during the run. In a trainer with several processes, the tensors are in files (``TensorFiles``).
-        scalars: counters, coefficients and checksums.
-    """
-
-    tensors: Mapping[str, Tensor]
-    scalars: Mapping[str, int | float | str]
+    tensors: Mapping[str, Tensor]  # optimizer moments, the critic, and the reference if it changes during the run
+    scalars: Mapping[str, int | float | str]  # counters, coefficients and checksums
 
 
 class TrainerBackend(Protocol):
@@ -116,10 +88,7 @@ class TrainerBackend(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """A text that names the library for matrix products, and says how sequences share a common prefix.
-
-        If two trainers have different texts, the rounding errors of their updates can differ.
-        """
+        """A text about the computation: trainers with different texts can have different rounding errors."""
         ...
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
@@ -131,11 +100,10 @@ class TrainerBackend(Protocol):
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each token in the batch.
+        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k).
 
-        The tensors of the result have the shape (N, k), for the batch's N tokens. k is the smallest of three numbers:
-        ``count``, the policy's vocabulary size, the teacher's vocabulary size. Only tokens of the policy's vocabulary
-        are returned.
+        k is the smallest of ``count``, the policy's vocabulary size and the teacher's vocabulary size. Only tokens of
+        the policy's vocabulary are returned.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensors import close, numbers
 from torch import Tensor
 
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.loss_terms import Kl, Rejection, with_kl_penalty
+from agent_r1.algorithms.loss_terms import Kl, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.shaping import RewardShaping, SoftOverlong
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
@@ -164,10 +165,9 @@ def test_importance_weights_apply_to_the_policy_loss_only(batch: TrainingBatch) 
     assert close(found, difference) and not close(found, torch.zeros(()))
 
 
-@pytest.mark.parametrize(("length", "penalty"), [(5, 0.0), (6, 0.0), (7, -0.25), (9, -0.75), (10, -1.0), (30, -1.0)])
-def test_the_soft_overlong_penalty_is_the_papers(length: int, penalty: float) -> None:
-    lengths = numbers(length)  # L_max 10, L_cache 4: equation 13 of 2503.14476
-    assert close(SoftOverlong(max_tokens=10, cache_tokens=4).penalties(lengths), numbers(penalty))
+def test_the_soft_overlong_penalty_is_the_papers() -> None:
+    found = SoftOverlong(max_tokens=10, cache_tokens=4).penalties(numbers(5, 6, 7, 9, 10, 30))
+    assert close(found, numbers(0, 0, -0.25, -0.75, -1, -1))  # L_max 10, L_cache 4: equation 13 of 2503.14476
 
 
 def test_a_trajectory_is_penalized_for_its_own_action_tokens_beyond_the_limit(batch: TrainingBatch, make: Any) -> None:
@@ -226,7 +226,37 @@ def test_accepted_tokens_without_a_loss_do_not_come_back(make: Any) -> None:
     assert close(weights.loss_weight, numbers(1, 1, 0, 1, 0) / 3)
 
 
-def test_the_bounds_of_the_window_are_accepted() -> None:
-    log_ratio = numbers(0.0, math.log(2.0), math.log(2.0) + 1e-9)
-    accepted = Rejection(level="token", low=1.0, high=2.0).accepted(log_ratio, torch.arange(3))
-    assert accepted.tolist() == [True, True, False]
+def observed_batch(make: Any, observations: Sequence[Sequence[int]], algorithm: Algorithm) -> TrainingBatch:
+    """Return a batch of an attempt with these observations between three actions, and of another attempt."""
+    actions = ([4, 5], [9], [12, 13, 14])
+    rewards = {"score": 1.0, "steps": (0.1, 0.2, 0.3)}
+    attempt = make.trajectory(make.chain(*zip(observations, actions, strict=True)), rewards)
+    other = make.trajectory(make.chain(([1], [2, 3])), {"score": 0.0}, member=1)
+    samples = select_trainable(make.groups(attempt, other), {}).samples
+    return assemble_batch(samples, pack_prefix_tree, algorithm.token_scope)
+
+
+def test_without_the_advantage_mask_observations_are_time_steps(make: Any) -> None:
+    # tokens a a | o | a | o o | a a a: the outcome 1 + 0.3 is on the last one, 0.1 and 0.2 on the ends of turns
+    algorithm = build_algorithm("reinforce++", {"advantage.gamma": 0.5, "masks.advantage": False, "kl": "none"})
+    batch = observed_batch(make, ([1], [2], [3, 4]), algorithm)
+    assert batch.ids.tolist() == [4, 5, 2, 9, 3, 4, 12, 13, 14, 2, 3]
+    last = [1.3 / 4, 1.3 / 2, 1.3]
+    second, third = 0.2 + last[0] / 8, last[0] / 4
+    first = 0.1 + second / 4
+    to_go = numbers(first / 2, first, second / 2, second, third, 2 * third, *last, 0, 0)
+    weights = algorithm.compute_token_weights(batch, ModelOutputs())
+    assert close(weights.advantage, (to_go - to_go.mean()) / to_go.std(), 1e-6)
+    assert close(weights.loss_weight, batch.action_mask / 8)  # the loss mask still holds
+
+
+def test_without_the_loss_mask_observations_have_loss_weights(make: Any) -> None:
+    algorithm = build_algorithm("grpo", {"masks.loss": False})
+    batch = observed_batch(make, ([1], [2], [3]), algorithm)
+    weights = algorithm.compute_token_weights(batch, ModelOutputs())
+    assert batch.action_mask.sum() == 8 and len(batch.ids) == 10
+    assert weights.loss_weight.tolist() == pytest.approx([0.1] * 10)
+    high = 1.6 / 2 / (1.6 / 2**0.5)
+    assert weights.advantage.tolist() == pytest.approx([high] * 8 + [-high] * 2, rel=1e-5)
+    masked = build_algorithm("grpo", {}).compute_token_weights(batch, ModelOutputs())  # control
+    assert close(masked.loss_weight, batch.action_mask / 8)

@@ -29,7 +29,6 @@ class Doubled(GroupRelative):
 
 MINE = Algorithm(name="mine", advantage=Doubled(baseline="leave_one_out"), loss=Clip(clip_high=0.3))
 BROKEN = Algorithm(name="broken", advantage=GroupRelative(), aggregation="constant")
-NUMBER = 3
 
 class Nameless(GroupRelative):
     pass
@@ -113,38 +112,24 @@ def test_nested_settings_are_those_with_dotted_keys() -> None:
     ("name", "settings", "message"),
     [
         ("gpro", {}, "algorithm: got gpro; did you mean 'grpo'? there are: grpo, ppo"),
-        ("", {}, "your own as FILE.py:NAME"),
         (
             "grpo",
             {"entropi": 1},
             "algorithm.entropi: got no parameter of this name; did you mean 'algorithm.entropy_coef'?",
         ),
         ("grpo", {"high": 0.3}, "did you mean 'algorithm.loss.clip_high'? there are: advantage"),
-        ("grpo", {"clip_high": 0.3}, "did you mean 'algorithm.loss.clip_high'?"),
         ("grpo", {"name": "x"}, "algorithm.name: got no parameter of this name"),
         (
             "grpo",
             {"loss.clip_hgih": 0.3},
             "algorithm.loss.clip_hgih: got no parameter of this name; did you mean 'algorithm.loss.clip_high'?",
         ),
-        ("grpo", {"kl.coeficient": 0.3}, "did you mean 'algorithm.kl.coefficient'?"),
         ("grpo", {"loss": "clp"}, "algorithm.loss: got clp; did you mean 'clip'? there are: clip, policy_gradient"),
         ("grpo", {"loss": "none"}, "algorithm.loss: got none; there are: clip"),
         ("grpo", {"kl": 0.1}, "algorithm.kl: got 0.1; set its parameters: algorithm.kl.coefficient"),
-        (
-            "grpo",
-            {"masks": "off"},
-            "algorithm.masks: got off; set its parameters: algorithm.masks.advantage, algorithm.masks.loss",
-        ),
         ("grpo", {"epochs.x": 1}, "algorithm.epochs: got x below it; give it one value"),
         ("grpo", {"epochs": 0}, "algorithm.epochs: got 0; give another: Input should be greater than or equal to 1"),
-        ("grpo", {"epochs": "many"}, "algorithm.epochs: got many"),
-        ("grpo", {"loss.clip_low": float("nan")}, "algorithm.loss.clip_low: got nan"),
-        ("ppo", {"advantage.gamma": 1.5}, "algorithm.advantage.gamma: got 1.5"),
-        ("grpo", {"aggregation": "mean"}, "algorithm.aggregation: got mean"),
-        ("grpo", {"advantage.gamma": 0.9}, "group_relative has no gamma; these have it: token_gae"),
         ("grpo", {"advantage.lam": 0.9}, "group_relative has no lam; these have it: token_gae, length_adaptive_gae"),
-        ("grpo", {"advantage.lam": 0.9}, "which have a critic; group_relative has none"),
         ("grpo", {"loss": "gmpo"}, "algorithm grpo: got components that do not fit; loss gmpo is"),
     ],
 )
@@ -158,7 +143,6 @@ def test_unknown_and_invalid_settings_are_refused_in_one_line(
 def file(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "raises.py").write_text("1 / 0")
-    (tmp_path / "syntax.py").write_text("x = = 1")
     (tmp_path / "empty.py").write_text("x = 1")
     return tmp_path / "mine.py"
 
@@ -175,11 +159,7 @@ def test_an_algorithm_of_a_file_is_named_by_the_file_and_its_components_can_be_u
     [
         ("nowhere.py:MINE", "nowhere.py, which is not a file; give FILE.py:NAME of an Algorithm"),
         ("raises.py:MINE", "raises.py, which raised ZeroDivisionError: division by zero; fix the file"),
-        ("syntax.py:MINE", "syntax.py, which raised SyntaxError"),
-        ("mine.py:THEIRS", "THEIRS, which is no Algorithm of"),
         ("mine.py:THEIRS", "name one of its algorithms: MINE, BROKEN"),
-        ("mine.py:NUMBER", "NUMBER, which is no Algorithm of"),
-        ("mine.py:", "name one of its algorithms: MINE, BROKEN"),
         ("empty.py:MINE", "define MINE = Algorithm(..) in it"),
         (
             "mine.py:BROKEN",
@@ -194,7 +174,3 @@ def test_a_file_without_the_algorithm_is_refused_with_the_reason(
 ) -> None:
     monkeypatch.chdir(file.parent)
     assert message in refusal(name, {})
-
-
-def test_an_algorithm_of_a_file_refuses_unknown_settings_too(file: Path) -> None:
-    assert "did you mean 'algorithm.loss.clip_high'?" in refusal(f"{file}:MINE", {"loss.clip_hgih": 1})

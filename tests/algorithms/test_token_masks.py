@@ -17,7 +17,6 @@ from updating import make_updater, update
 from agent_r1.algorithms.loss_terms import ClipCov, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group
 from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum
 from agent_r1.data.sequences import pack_prefix_tree
@@ -48,26 +47,12 @@ def test_the_second_moment_is_cut_by_masking_the_furthest_tokens_one_by_one(batc
     assert SecondMoment(threshold=1.0).kept(batch, same, moved).all()  # exactly at the threshold
 
 
-def test_equally_distant_tokens_are_masked_together(batch: TrainingBatch) -> None:
-    moved = torch.zeros(len(batch.ids), dtype=torch.float64)
-    moved[:4] = numbers(1, -1, 1 - 1e-12, 1)
-    kept = SecondMoment(threshold=1.5 / len(moved)).kept(batch, ModelOutputs(batch.sampler_logprobs + moved), moved)
-    assert kept.tolist() == [False] * 4 + [True] * (len(moved) - 4)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.05, 0.5])
 def test_top_entropy_is_the_quantile_of_the_entropy(share: float, batch: TrainingBatch) -> None:
     entropy = random_column(batch, 1).abs()
     kept = TopEntropy(share=share).kept(batch, ModelOutputs(entropy=entropy), entropy)
     assert kept.tolist() == (entropy >= torch.quantile(entropy, 1 - share)).tolist()
     assert int(kept.sum()) == pytest.approx(share * len(entropy), abs=1.01)
-
-
-def test_top_entropy_keeps_its_share_if_rounding_would_lose_a_token(batch: TrainingBatch) -> None:
-    entropy = torch.arange(11, dtype=torch.float64)  # (1 - 0.7) * 10 is 3.0000000000000004
-    assert (
-        TopEntropy(share=0.7).kept(batch, ModelOutputs(entropy=entropy), entropy).tolist() == [False] * 3 + [True] * 8
-    )
 
 
 def test_tokens_of_equal_entropy_are_kept_together(batch: TrainingBatch) -> None:
@@ -91,17 +76,6 @@ def test_clip_cov_masks_its_share_of_the_tokens_in_the_window(batch: TrainingBat
         assert int((~kept).sum()) == expected
         assert all(within for within, one in zip(inside, kept.tolist(), strict=True) if not one)
     assert ClipCov(low=100.0, high=200.0).kept(batch, ModelOutputs(), advantage).all()
-
-
-def test_clip_cov_masks_no_token_above_the_window(batch: TrainingBatch) -> None:
-    logprobs = torch.zeros(len(batch.ids), dtype=torch.float64)
-    logprobs[:2] = 1.0
-    advantage = logprobs.clone()
-    advantage[0] = 9.0
-    above = [one > 5 for one in covariances(replace(batch, sampler_logprobs=logprobs), advantage)]
-    assert above == [True] + [False] * (len(above) - 1)
-    rule = ClipCov(share=0.99, low=0.5)
-    assert rule.kept(replace(batch, sampler_logprobs=logprobs), ModelOutputs(), advantage).tolist()[:2] == [True, False]
 
 
 def test_clip_cov_draws_tokens_of_all_attempts_at_random(make: Any) -> None:
@@ -204,13 +178,12 @@ def recorded(make: Any) -> list[Group]:
 
 
 @pytest.mark.parametrize("rule", SETTINGS)
-@pytest.mark.parametrize("base", ["grpo", "ppo"])
-def test_rules_combine_with_estimators_and_losses_and_change_what_is_trained(rule: str, base: str, make: Any) -> None:
+def test_rules_combine_with_estimators_and_losses_and_change_what_is_trained(rule: str, make: Any) -> None:
     found = []
     for settings in ({key: value for key, value in SETTINGS[rule].items() if key == "epochs"}, SETTINGS[rule]):
-        algorithm = build_algorithm(base, settings)
+        algorithm = build_algorithm("ppo", settings)
         updater = make_updater(make.model(), algorithm, learning_rate=1e-2, micro_tokens=40)
-        reports = [update(updater, recorded(make)) for _ in range(3)]
+        reports = [update(updater, recorded(make)) for _ in range(2)]
         assert all(math.isfinite(value) for report in reports for value in report.metrics.values())
         found.append(torch.cat([weight.flatten() for weight in updater.publish().handle.state_dict().values()]))
     assert not close(found[0], found[1], 1e-6)
@@ -253,19 +226,3 @@ def test_kl_cov_trains_penalized_tokens_without_an_advantage() -> None:
     zero, weight = numbers(0, 0, 0), numbers(1, 1, 0)
     weights = TokenWeights(zero, weight, torch.ones(3), drift_weight=numbers(1, 0, 1))
     assert build_algorithm("kl-cov", {}).policy_gradient_mask(weights).tolist() == [True, False, False]
-
-
-def test_a_rule_is_chosen_by_name_and_refuses_what_it_does_not_have() -> None:
-    assert build_algorithm("grpo", {"token_mask": "clip_cov", "token_mask.high": 9.0}).token_mask == ClipCov(high=9.0)
-    assert build_algorithm("clip-cov", {"token_mask": "none"}).token_mask is None
-    for settings, message in (
-        (
-            {"token_mask": "entropy"},
-            "did you mean 'top_entropy'? there are: second_moment, top_entropy, clip_cov, none",
-        ),
-        ({"token_mask": "top_entropy", "token_mask.low": 1.0}, "top_entropy has no low; these have it: clip_cov"),
-        ({"token_mask": "top_entropy", "token_mask.share": 0.0}, "algorithm.token_mask.share: got 0.0"),
-    ):
-        with pytest.raises(InvalidInput) as caught:
-            build_algorithm("grpo", settings)
-        assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -88,8 +87,6 @@ def train(
     ("name", "settings"),
     [
         ("grpo", {"kl.coefficient": 1.0}),
-        ("grpo", {"kl.coefficient": 1.0, "kl.estimator": "k2"}),
-        ("grpo", {"kl.coefficient": 1.0, "kl.estimator": "k3_unbiased"}),
         ("reinforce++", {"kl.coefficient": 3.0}),
     ],
 )
@@ -128,29 +125,5 @@ def test_the_supervised_term_repeats_successful_actions(make: Any) -> None:
     algorithm = build_algorithm("reinforce", {"sft_coef": 1.0})
     model = train(make, algorithm, reward=lambda token, noise: float(token == 5))
     assert logprob_table(model)[:, 5].exp().min() > 0.5 > logprob_table(make.model())[:, 5].exp().max()
-    steady = build_algorithm("reinforce", {"sft_coef": 1.0})
-    assert entropy(train(make, steady, reward=lambda token, noise: 1.0)) < entropy(make.model())
     unmoved = train(make, build_algorithm("reinforce", {}), reward=lambda token, noise: 1.0)
     assert torch.equal(logprob_table(unmoved), logprob_table(make.model()))  # control
-
-
-def test_the_kl_coefficient_rises_while_the_policy_is_far_and_is_part_of_the_state(make: Any) -> None:
-    algorithm = build_algorithm("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 640})
-    model, random = make.model(), torch.Generator().manual_seed(0)
-    updater = make_updater(model, algorithm)
-    weights = make.model(seed=1).state_dict()
-    updater.load_weights(weights)
-    coefficients = [
-        update(updater, sample_groups(make, model, random, lambda token, noise: noise)).metrics["kl_coefficient"]
-        for _ in range(3)
-    ]
-    grown = math.exp(0.2 * 64 / 640)  # 20 % off, 64 of 640 trajectories
-    assert coefficients == pytest.approx([0.1, 0.1 * grown, 0.1 * grown**2])
-    state = updater.state()
-    assert state.scalars["kl_coefficient"] == pytest.approx(0.1 * grown**3)
-    fresh = make.model()
-    restored = make_updater(fresh, algorithm)
-    restored.load_weights(model.state_dict())
-    restored.load_state(state)
-    groups = sample_groups(make, fresh, random, lambda token, noise: noise)
-    assert update(restored, groups).metrics["kl_coefficient"] == pytest.approx(0.1 * grown**3)

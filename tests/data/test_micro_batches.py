@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -110,11 +109,6 @@ def test_single_rows_hold_every_sequence_once_without_padding(
         assert torch.equal(tree_mask(batch.subtree_end)[0], whole.bool())
 
 
-@pytest.mark.parametrize("max_tokens", [1, 1000])
-def test_no_sequences_give_no_micro_batch(max_tokens: int) -> None:
-    assert list(make_micro_batches([], max_tokens)) == []
-
-
 @given(LENGTHS, st.integers(1, 200))
 @settings(max_examples=50, deadline=None)
 def test_sequences_of_a_block_stay_together(specs: list[tuple[int, bool]], max_tokens: int) -> None:
@@ -130,3 +124,4 @@ def test_sequences_of_different_blocks_may_be_separated() -> None:
     pair = [sequence(number, 10) for number in range(2)]
     assert len(list(make_micro_batches(by_sequence(pair), 10))) == 2
     assert len(list(make_micro_batches(by_trajectory([replace(one, trajectory=0) for one in pair]), 10))) == 1
+    assert list(make_micro_batches([], 10)) == []

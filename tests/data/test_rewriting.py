@@ -40,12 +40,14 @@ def allows_rewriting(algorithm):
     return True
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if allows_rewriting(algorithm)])
-def test_token_weights_do_not_depend_on_the_context_of_a_token(make, name):
-    algorithm, groups = ALGORITHMS[name], make.random_groups(3, greedy=True)
+def test_token_weights_do_not_depend_on_the_context_of_a_token(make):
+    groups = make.random_groups(3, greedy=True)
     rewritten_groups = [replace(group, trajectories=tuple(map(rewritten, group.trajectories))) for group in groups]
-    one, other = weights_of(algorithm, groups), weights_of(algorithm, rewritten_groups)
-    assert torch.equal(one.advantage, other.advantage) and torch.equal(one.loss_weight, other.loss_weight)
+    for name, algorithm in ALGORITHMS.items():
+        if allows_rewriting(algorithm):
+            one, other = weights_of(algorithm, groups), weights_of(algorithm, rewritten_groups)
+            assert torch.equal(one.advantage, other.advantage), name
+            assert torch.equal(one.loss_weight, other.loss_weight), name
 
 
 def test_algorithms_that_train_on_observations_are_refused():

@@ -16,7 +16,7 @@ from agent_r1.trainer.updater import PolicyUpdater
 
 QUESTIONS = 4
 MEMBERS = 16
-UPDATES = 50
+UPDATES = 40
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def train_on_noise(updater: PolicyUpdater, groups: list[Group], random: torch.Ge
     return sum(trajectory.rewards["call"][0] + trajectory.rewards["answer"] for trajectory in attempts) / len(attempts)
 
 
-@pytest.mark.parametrize("name", ["grpo", "steppo", "reinforce++", "gigpo"])
+@pytest.mark.parametrize("name", ["grpo", "steppo"])
 def test_the_reward_rises(name: str, make: Any) -> None:
     before, after = rewards_during_training(name, make, honest=True)
     assert before < 0.6 and after > 1.4  # of 2

@@ -18,8 +18,8 @@ from agent_r1.trainer import fsdp
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.optimizer import Optimizer
 
-LEARNING_RATES = (1e-6, 1e-5, 1e-4)
-STEPS = 10
+LEARNING_RATE = 1e-5
+STEPS = 6
 
 
 def changed_share(before: dict[str, Tensor], module: nn.Module) -> float:
@@ -32,21 +32,21 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-def share_after_updates(make: Any, dtype: str, learning_rate: float) -> float:
+def share_after_updates(make: Any, dtype: str) -> float:
     model = make.model(spread=0.05)
     before = copies(model)
-    updater = make_updater(model, learning_rate=learning_rate, dtype=dtype)
+    updater = make_updater(model, learning_rate=LEARNING_RATE, dtype=dtype)
     for number in range(STEPS):
         update(updater, make.random_groups(number))
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     return changed_share(before, model)
 
 
-def share_in_pure_bfloat16(make: Any, learning_rate: float) -> float:
+def share_in_pure_bfloat16(make: Any) -> float:
     """Return the share of bfloat16 weights that AdamW changes in as many steps, with gradients of any size."""
     model = cast_parameters(make.model(spread=0.05), "bfloat16")
     before = copies(model)
-    optimizer = Optimizer({"policy": model}, TrainerConfig(learning_rate=learning_rate))
+    optimizer = Optimizer({"policy": model}, TrainerConfig(learning_rate=LEARNING_RATE))
     random = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         for parameter in model.parameters():
@@ -55,11 +55,9 @@ def share_in_pure_bfloat16(make: Any, learning_rate: float) -> float:
     return changed_share(before, model)
 
 
-@pytest.mark.parametrize("learning_rate", LEARNING_RATES)
-def test_bfloat16_changes_as_many_weights_as_float32(learning_rate: float, make: Any) -> None:
-    full, mixed = (share_after_updates(make, dtype, learning_rate) for dtype in ("float32", "bfloat16"))
-    pure = share_in_pure_bfloat16(make, learning_rate)
-    print(f"| {learning_rate:g} | {full:.1%} | {mixed:.1%} | {pure:.1%} |")
+def test_bfloat16_changes_as_many_weights_as_float32(make: Any) -> None:
+    full, mixed = (share_after_updates(make, dtype) for dtype in ("float32", "bfloat16"))
+    pure = share_in_pure_bfloat16(make)
     assert mixed == pytest.approx(full, abs=0.02) and full > 0.7
     assert pure < 0.6 * full  # control: a step is smaller than the rounding of most weights
 
@@ -121,23 +119,6 @@ def test_the_head_of_a_divided_model_in_bfloat16_computes_in_float32(
     assert heads == {"float32": nn.Linear, "bfloat16": weights.Float32Head}
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
-def test_an_updater_in_bfloat16_is_restored_bit_by_bit(name: str, make: Any) -> None:
-    settings: Any = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "dtype": "bfloat16"}
-    model = make.model()
-    updater = make_updater(model, name, **settings)
-    update(updater, make.random_groups(0))
-    state, weights = updater.state(), {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    assert all(tensor.dtype == torch.float32 for tensor in state.tensors.values())
-    fresh = make_updater(make.model(), name, **settings)
-    fresh.load_weights(weights)
-    fresh.load_state(state)
-    for one in (updater, fresh):
-        update(one, make.random_groups(0))
-        update(one, make.random_groups(0))
-    assert fresh.publish().version == updater.publish().version
-
-
 def test_the_gap_to_a_float32_sampler_is_reported(make: Any) -> None:
     groups = with_recorded_logprobs(make.model(), make.random_groups(0), 1.0)
     exact, rounded = (
@@ -155,8 +136,7 @@ def test_tied_and_named_parameters_keep_what_casting_must_not_change(make: Any) 
     assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_activation_checkpointing_computes_layers_twice_and_changes_no_bit(name: str, make: Any) -> None:
+def test_activation_checkpointing_computes_layers_twice_and_changes_no_bit(make: Any) -> None:
     passes, versions = {False: 0, True: 0}, set()
 
     def count_for(on: bool) -> Any:
@@ -167,7 +147,7 @@ def test_activation_checkpointing_computes_layers_twice_and_changes_no_bit(name:
 
     for on in passes:
         model = make.model()
-        updater = make_updater(model, name, learning_rate=1e-2, activation_checkpointing=on)
+        updater = make_updater(model, "ppo", learning_rate=1e-2, activation_checkpointing=on)
         model.model.layers[0].self_attn.register_forward_hook(count_for(on))
         versions.add(update(updater, make.random_groups(0)).version)
         assert not model.model.training and not model.model.layers[0].mlp.training

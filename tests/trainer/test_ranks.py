@@ -92,7 +92,7 @@ def test_a_killed_rank_is_named_and_ends_the_others(group: RankGroup[None]) -> N
 
 
 def test_of_three_ranks_the_one_that_died_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others fail because of it: one raises an error, the other ends itself."""
+    # The others fail because of it: one raises an error, the other ends itself.
     monkeypatch.setattr(ranks, "start_process", ForkedRank)
     with (
         closing(RankGroup[None](3, "cpu")) as group,
@@ -112,7 +112,7 @@ def test_an_abort_that_is_noticed_first_does_not_hide_the_kill_that_caused_it() 
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_ranks() -> None:
-    """A terminal sends the signal to its foreground process group; a rank that starts would print a traceback."""
+    # A terminal sends the signal to its foreground process group; a rank that starts would print a traceback.
     here, there = Pipe()
     process = ranks.start_process(there)
     try:

@@ -11,8 +11,6 @@ from updating import make_updater, update
 
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.core.errors import InvalidInput
-from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
 
 
@@ -51,45 +49,14 @@ def test_every_few_steps_the_reference_moves_towards_the_policy(dtype: str, make
     assert found.keys() == initial.keys() and all(torch.allclose(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_with_alpha_one_the_reference_becomes_the_policy(dtype: str, make: Any) -> None:
-    updater = make_updater(make.model(), penalized(steps=1, alpha=1.0), learning_rate=1e-2, dtype=dtype)
+def test_with_alpha_one_the_reference_becomes_the_policy(make: Any) -> None:
+    updater = make_updater(make.model(), penalized(steps=1, alpha=1.0), learning_rate=1e-2)
     for _ in range(2):
         metrics = update(updater, make.random_groups(0)).metrics
     groups = make.random_groups(0)
     batch_kl = metrics["kl_reference"]
-    fixed = make_updater(make.model(), penalized(), learning_rate=1e-2, dtype=dtype)
+    fixed = make_updater(make.model(), penalized(), learning_rate=1e-2)
     for _ in range(2):
         metrics = update(fixed, groups).metrics
     assert metrics["kl_reference"] != batch_kl  # the reference before training is another one
     assert "reference_synced" not in metrics and not reference_of(fixed)
-
-
-def test_a_restored_updater_continues_with_the_same_reference_bit_by_bit(make: Any) -> None:
-    algorithm = penalized(steps=1, alpha=0.5)
-    model = make.model()
-    updater = make_updater(model, algorithm, learning_rate=1e-2)
-    update(updater, make.random_groups(0))
-    state, weights = updater.state(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    update(updater, make.random_groups(0))
-    update(updater, make.random_groups(0))
-
-    def continued(state: TrainerState) -> object:
-        fresh = make_updater(make.model(), algorithm, learning_rate=1e-2)
-        fresh.load_weights(weights)
-        fresh.load_state(state)
-        update(fresh, make.random_groups(0))
-        return update(fresh, make.random_groups(0)).version
-
-    assert continued(state) == updater.publish().version
-    initial = dict(make.model().named_parameters())
-    tensors = {
-        name: initial[name.removeprefix("reference.")].detach() if name.startswith("reference.") else tensor
-        for name, tensor in state.tensors.items()
-    }
-    assert continued(TrainerState(tensors, state.scalars)) != updater.publish().version  # control: it was restored
-
-
-def test_alpha_without_steps_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"kl\.sync_alpha has no effect without kl\.sync_steps"):
-        penalized(alpha=0.5)

@@ -51,11 +51,6 @@ def test_each_return_is_compared_with_the_past_of_its_role(make: Any) -> None:
         assert advantages(updater, make) == pytest.approx(expected(0.5, updates))
 
 
-def test_with_decay_zero_the_baseline_is_the_previous_return(make: Any) -> None:
-    updater = make_updater(make.model(), build_algorithm("rae", {"advantage.decay": 0.0}))
-    assert advantages(updater, make) == [1.0, 0.0, -1.0, 0.0, 0.0, 1.0]
-
-
 def test_a_resumed_run_continues_with_the_same_baselines(make: Any) -> None:
     model = make.model()
     updater = make_updater(model, "rae")
@@ -68,20 +63,3 @@ def test_a_resumed_run_continues_with_the_same_baselines(make: Any) -> None:
     resumed = make_updater(model, "rae")
     resumed.load_state(state)
     assert advantages(resumed, make) == pytest.approx(expected(0.95, 2))
-
-
-def test_solvers_are_compared_within_a_problem_and_proposers_with_each_other(make: Any) -> None:
-    # hierarchical GRPO: a group per proposed problem for its solvers, and one for all its proposers
-    turns = make.chain(([1], [2, 3]))
-    scores = {0: (0.2, 0.6), 1: (1.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
-    groups = make.groups(
-        *(
-            make.trajectory(turns, {"return": score}, group=group, member=member)
-            for group, returns in scores.items()
-            for member, score in enumerate(returns)
-        )
-    )
-    outcomes = update(make_updater(make.model(), "dr-grpo"), groups).outcomes
-    found = [one.advantage_sum / 2 for one in sorted(outcomes, key=lambda one: one.attempt.sort_key)]
-    by_group = [score - sum(returns) / len(returns) for returns in scores.values() for score in returns]
-    assert found == pytest.approx(by_group)

@@ -67,7 +67,6 @@ def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     ("settings", "steps", "message"),
     [
         ({"warmup_steps": 20}, 10, "shorter warm-up in trainer.schedule: it has 20 steps"),
-        ({"name": "linear", "warmup_steps": 10}, 10, "it has 10 steps"),
         ({"name": "cosine", "warmup_steps": 6, "decay_ratio": 0.5}, 10, "6 steps of warm-up and 5 of decay"),
         ({"name": "linear", "decay_ratio": 0.02}, 10, "the decay has no effect in 0 steps"),
     ],
@@ -76,10 +75,6 @@ def test_a_run_with_too_few_steps_for_its_schedule_is_refused(settings: Any, ste
     layers = [Layer("a.toml", {"model": "m", "steps": steps, "trainer": {"schedule": settings}})]
     with pytest.raises(InvalidInput, match=f"^steps: got {steps}; give more steps, or .*{message}"):
         resolve_config(TrainConfig, layers, TaskSet("demo", ToolEnv([]), lambda split: [], ()))
-
-
-def test_without_a_schedule_the_learning_rate_is_the_configured_one() -> None:
-    assert set(map(learning_rate_schedule(ScheduleConfig(), STEPS), range(1, 30))) == {1.0}
 
 
 @pytest.mark.parametrize("settings", [{"min_ratio": 0.1}, {"decay_ratio": 0.1}])
@@ -99,25 +94,3 @@ def test_each_step_reports_its_learning_rates_and_applies_them(make: Any) -> Non
         weights.append(weights_checksum(model))
     assert found == [(0.5e-2, 0.5e-3), (1e-2, 1e-3), (1e-2, 1e-3)]
     assert len(set(weights)) == 4  # the first step of a warm-up changes the weights too
-
-
-def test_a_resumed_run_continues_the_schedule_bit_by_bit(make: Any) -> None:
-    settings: Any = {"learning_rate": 1e-2, "schedule": ScheduleConfig(name="cosine"), "steps": 4}
-
-    def train(updates: int, updater: Any) -> None:
-        for _ in range(updates):
-            update(updater, make.random_groups(0))
-
-    model = make.model()
-    updater = make_updater(model, **settings)
-    train(2, updater)
-    state, weights = updater.state(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    train(2, updater)
-    resumed = make_updater(make.model(), **settings)
-    resumed.load_weights(weights)
-    resumed.load_state(state)
-    train(2, resumed)
-    assert resumed.publish().version == updater.publish().version
-    constant = make_updater(make.model(), learning_rate=1e-2)  # control: the schedule decides the bits
-    train(4, constant)
-    assert constant.publish().version.checksum != updater.publish().version.checksum

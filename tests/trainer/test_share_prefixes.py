@@ -21,13 +21,14 @@ from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name of the case: algorithm, its settings, settings of the trainer
     "one pass": ("grpo", {}, {}),
-    "small micro-batches": ("grpo", {}, {"micro_tokens": 200}),
-    "several steps": ("dapo", {"epochs": 2}, {"minibatches": 2}),
-    "a penalty and an entropy bonus": ("dr-grpo", {"kl.coefficient": 0.1, "entropy_coef": 0.01}, {}),
+    "several steps and small micro-batches": (
+        "dr-grpo",
+        {"kl.coefficient": 0.1, "entropy_coef": 0.01, "epochs": 2},
+        {"minibatches": 2, "micro_tokens": 200},
+    ),
     "whole trajectories": ("gspo", {"epochs": 2}, {}),
     "a critic": ("ppo", {"epochs": 2}, {"critic_epochs": 2, "critic_minibatches": 2}),
-    "activation checkpointing": ("ppo", {}, {"activation_checkpointing": True}),
-    "bfloat16": ("ppo", {}, {"dtype": "bfloat16"}),
+    "bfloat16": ("ppo", {}, {"dtype": "bfloat16", "activation_checkpointing": True}),
     "an adapter": ("ppo", {"kl.coefficient": 0.1}, {"lora": LoraConfig(rank=4)}),
 }
 

@@ -8,46 +8,76 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 from updating import make_updater, update
 
+from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model.weights import weights_checksum
+from agent_r1.model.adapter import add_adapter, trained_weights
+from agent_r1.model.config import LoraConfig
+from agent_r1.model.weights import cast_parameters, weights_checksum
+from agent_r1.trainer.config import ScheduleConfig
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
 
 RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "temperature": 0.7}
 
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # name of the case: algorithm, its settings, settings of the trainer
+    "two minibatches": ("grpo", {}, {"minibatches": 2}),
+    "a critic": ("ppo", {}, {"minibatches": 2}),
+    "a fixed reference": ("reinforce++", {}, {}),
+    "a reference that follows": ("grpo", {"kl.coefficient": 0.1, "kl.sync_steps": 1, "kl.sync_alpha": 0.5}, {}),
+    "a coefficient that adapts": ("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 20}, {}),
+    "a schedule": ("grpo", {}, {"schedule": ScheduleConfig(name="cosine"), "steps": 4}),
+    "bfloat16": ("ppo", {}, {"dtype": "bfloat16"}),
+    "an adapter": ("ppo", {}, {}),
+    "an adapter in bfloat16": ("reinforce++", {}, {"dtype": "bfloat16"}),
+}
 
-def checksum_after_two_updates(updater: PolicyUpdater, make: Any) -> str | None:
-    for _ in range(2):
-        update(updater, make.random_groups(0))
-    return updater.publish().version.checksum
 
-
-@pytest.mark.parametrize("name", ["grpo", "ppo", "reinforce++"])
-def test_a_restored_updater_continues_bit_by_bit(name: str, make: Any) -> None:
+def make_case(make: Any, case: str) -> tuple[PreTrainedModel, PolicyUpdater]:
+    """Return the model that a run begins with, and an updater."""
+    name, settings, config = CASES[case]
     model = make.model()
-    updater = make_updater(model, name, minibatches=2, **RATES)
-    update(updater, make.random_groups(0))
-    saved, weights = updater.state(), {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    json.dumps(saved.scalars)
-    expected = checksum_after_two_updates(updater, make)
+    if "adapter" in case:
+        model = add_adapter(cast_parameters(model, config.get("dtype", "float32")), LoraConfig(rank=4), 0, "base")
+    return model, make_updater(model, build_algorithm(name, settings), **RATES, **config)
 
-    def continued(state: TrainerState) -> str | None:
-        fresh = make_updater(make.model(), name, minibatches=2, **RATES)  # the model that the run began with
+
+def after_two_updates(updater: PolicyUpdater, make: Any) -> tuple[str | None, float]:
+    metrics = [update(updater, make.random_groups(0)).metrics for _ in range(2)][-1]
+    return updater.publish().version.checksum, metrics.get("kl_coefficient", 0.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_restored_updater_continues_bit_by_bit(case: str, make: Any) -> None:
+    model, updater = make_case(make, case)
+    update(updater, make.random_groups(0))
+    saved, weights = updater.state(), {name: tensor.clone() for name, tensor in trained_weights(model).items()}
+    json.dumps(saved.scalars)
+    assert all(tensor.dtype == torch.float32 for tensor in saved.tensors.values())
+    expected = after_two_updates(updater, make)
+
+    def continued(state: TrainerState) -> tuple[str | None, float]:
+        _, fresh = make_case(make, case)
         fresh.load_weights(weights)
         fresh.load_state(state)
-        return checksum_after_two_updates(fresh, make)
+        return after_two_updates(fresh, make)
 
     assert continued(saved) == expected
-    for lost in ("exp_avg", "exp_avg_sq", "step", *(["critic.head.weight"] if name == "ppo" else [])):
-        damaged = {
-            key: torch.zeros_like(tensor) if key.endswith(lost) else tensor for key, tensor in saved.tensors.items()
+    if case == "a critic":  # control: each part of the state was restored
+        for lost in ("exp_avg", "exp_avg_sq", "step"):
+            tensors = {key: one * (not key.endswith(lost)) for key, one in saved.tensors.items()}
+            assert continued(replace(saved, tensors=tensors)) != expected, lost
+        assert continued(replace(saved, scalars={**saved.scalars, "step": 0})) != expected
+    if case == "a reference that follows":
+        initial = dict(make.model().named_parameters())
+        tensors = {
+            name: initial[name.removeprefix("reference.")].detach() if name.startswith("reference.") else tensor
+            for name, tensor in saved.tensors.items()
         }
-        if lost != "critic.head.weight":  # the critic's head alone does not reach the policy within one update
-            assert continued(replace(saved, tensors=damaged)) != expected
-    assert continued(replace(saved, scalars={**saved.scalars, "step": 0})) != expected
+        assert continued(replace(saved, tensors=tensors)) != expected
 
 
 def test_a_state_of_another_model_or_algorithm_is_refused_and_changes_nothing(make: Any) -> None:
@@ -74,27 +104,21 @@ def test_a_state_is_refused_if_the_reference_is_not_the_model_that_the_run_began
     updater.load_state(updater.state())  # control
 
 
-def test_a_state_is_a_copy(make: Any) -> None:
-    updater = make_updater(make.model(), **RATES)
-    state = updater.state()
-    update(updater, make.random_groups(0))
-    assert all(tensor.count_nonzero() == 0 for tensor in state.tensors.values())
-    assert any(tensor.count_nonzero() > 0 for tensor in updater.state().tensors.values())
-
-
-def test_published_weights_carry_version_and_checksum(make: Any) -> None:
+def test_published_weights_carry_version_and_checksum_and_a_state_is_a_copy(make: Any) -> None:
     model = make.model()
     updater = make_updater(model, **RATES)
-    first = updater.publish()
+    state, first = updater.state(), updater.publish()
     assert (first.version.number, first.version.step, first.transport) == (0, 0, "shared_memory")
     assert first.version.checksum == weights_checksum(model) and first.handle is model
     report = update(updater, make.random_groups(0))
     second = updater.publish()
     assert second.version == report.version and (second.version.number, second.version.step) == (1, 1)
     assert second.version.checksum == weights_checksum(model) != first.version.checksum
+    assert all(tensor.count_nonzero() == 0 for tensor in state.tensors.values())
+    assert any(tensor.count_nonzero() > 0 for tensor in updater.state().tensors.values())
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [True] * 4), (2, [True, False, True, False]), (0, [False] * 4)])
+@pytest.mark.parametrize(("every", "expected"), [(2, [True, False, True, False]), (0, [False] * 4)])
 def test_checksums_are_computed_at_the_steps_that_checksum_every_names(
     every: int, expected: list[bool], make: Any
 ) -> None:
@@ -106,12 +130,9 @@ def test_checksums_are_computed_at_the_steps_that_checksum_every_names(
     assert updater.state().scalars["policy"] == weights_checksum(model)  # a saved state always has one
 
 
-def test_a_temperature_of_zero_is_refused(make: Any) -> None:
+def test_models_and_temperatures_that_cannot_be_trained_are_refused(make: Any) -> None:
     with pytest.raises(InvalidInput, match="temperature: got 0"):
         make_updater(make.model(), temperature=0.0)
-
-
-def test_distillation_without_a_teacher_is_refused(make: Any) -> None:
     with pytest.raises(InvalidInput, match="teacher: got none; name a model: distillation learns from one"):
         make_updater(make.model(), "distillation")
 

@@ -42,7 +42,10 @@ def outcomes_of(report: UpdateReport) -> dict[tuple[int, int, int], str | None]:
     return outcomes
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    ["grpo", "ppo", "steppo", "vapo", "gspo", "gmpo", "vespo", "dppo", "kl-cov", "echo", "remax", "m2po"],
+)
 def test_the_first_ratio_is_one_and_trainer_and_sampler_agree_on_log_probabilities(name: str, make: Any) -> None:
     model, teacher = make.model(), make.model(seed=1) if "teacher" in ALGORITHMS[name].needs else None
     algorithm = ALGORITHMS[name] if not ALGORITHMS[name].warmup else build_algorithm(name, {"advantage.warmup": 0})
@@ -52,11 +55,6 @@ def test_the_first_ratio_is_one_and_trainer_and_sampler_agree_on_log_probabiliti
     assert metrics["kl_old"] > 0  # control: the policy changed before later minibatches
     if isinstance(algorithm.loss, Clip):
         assert metrics["clip_fraction"] > 0
-
-
-def test_another_temperature_shows_in_the_logprob_gap(make: Any) -> None:
-    groups = with_recorded_logprobs(make.model(), make.random_groups(0), 0.7)
-    assert update(updater_of(make.model(), temperature=0.8), groups).metrics["logprob_gap"] > 1e-2
 
 
 @pytest.mark.parametrize(("epochs", "passes"), [(1, 1), (2, 3)])
@@ -85,15 +83,6 @@ def test_entropy_is_of_the_weights_that_the_update_began_with(make: Any) -> None
     assert once == twice
 
 
-def test_the_losses_of_minibatches_add_up_to_the_loss_of_the_batch(make: Any) -> None:
-    still = {"learning_rate": 1e-12, "critic_learning_rate": 1e-12}  # all minibatches are computed by the same weights
-    whole, divided = (
-        update(updater_of(make.model(), "ppo", minibatches=count, **still), make.random_groups(0)).metrics
-        for count in (1, 3)
-    )
-    assert whole["value_loss"] == pytest.approx(divided["value_loss"], rel=1e-4) and whole["value_loss"] > 0
-
-
 def test_each_attempt_has_exactly_one_outcome(make: Any) -> None:
     turns = make.chain(([1], [2]))
     groups = make.groups(
@@ -115,14 +104,6 @@ def test_each_attempt_has_exactly_one_outcome(make: Any) -> None:
     }
     assert (report.step, report.version.number) == (1, 1)
     assert report.metrics["reward"] == 0.75 and (report.metrics["failed"], report.metrics["filtered"]) == (2, 0)
-
-
-def test_the_outcome_of_a_trained_attempt_has_the_sum_of_its_advantages(make: Any) -> None:
-    turns = make.chain(([1], [2, 3]))
-    groups = make.groups(*(make.trajectory(turns, {"score": float(member)}, member=member) for member in range(2)))
-    first, second = update(updater_of(make.model()), groups).outcomes
-    assert isinstance(first, Trained) and isinstance(second, Trained)
-    assert first.advantage_sum == pytest.approx(-second.advantage_sum) and first.advantage_sum < 0
 
 
 @pytest.mark.parametrize("groups_are", ["none", "all failed", "all equal"])
@@ -152,10 +133,9 @@ def poisoned(algorithm: Algorithm, value: float) -> Algorithm:
     return Poisoned.model_construct(**dict(algorithm), value=value)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_excluded(value: float, make: Any) -> None:
+def test_a_step_that_is_not_finite_is_skipped_and_its_attempts_are_excluded(make: Any) -> None:
     groups, model = make.random_groups(0, groups=1), make.model()
-    updater = updater_of(model, poisoned(ALGORITHMS["grpo"], value))
+    updater = updater_of(model, poisoned(ALGORITHMS["grpo"], math.inf))
     before = (weights_checksum(model), updater.state())
     report = update(updater, groups)
     assert weights_checksum(model) == before[0] and report.version.number == 0
@@ -202,7 +182,7 @@ def result_of(updater: PolicyUpdater, groups: list[Group]) -> tuple[str | None, 
     return updater.publish().version.checksum, updater.state().tensors, reports
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "turn-ppo", "gspo", "reinforce++", "echo"])
+@pytest.mark.parametrize("name", ["ppo", "gspo", "echo"])
 def test_the_same_updates_give_the_same_bits(name: str, make: Any) -> None:
     groups = make.random_groups(0)
     shuffled = [replace(group, trajectories=group.trajectories[::-1]) for group in reversed(groups)]
@@ -217,22 +197,15 @@ def test_the_same_updates_give_the_same_bits(name: str, make: Any) -> None:
     assert result_of(other_seed, groups)[0] != results[0][0]  # control: the seed decides the minibatches
 
 
-@pytest.mark.parametrize("level", ["token", "trajectory"])
-def test_a_correction_reports_how_many_tokens_its_weights_leave_effective(level: str, make: Any) -> None:
+def test_a_correction_reports_how_many_tokens_its_weights_leave_effective(make: Any) -> None:
     groups = make.random_groups(0)  # their log-probabilities are not those of the model
-    algorithm = build_algorithm("gspo", {"correction.level": level, "correction.high": 9.0})
+    algorithm = build_algorithm("gspo", {"correction.level": "trajectory", "correction.high": 9.0})
     metrics = update(updater_of(make.model(), algorithm), groups).metrics
     assert 0 < metrics["correction/effective_share"] < 0.9
     recorded = with_recorded_logprobs(make.model(), groups, 0.7)
     fresh = update(updater_of(make.model(), algorithm), recorded).metrics
     assert fresh["correction/effective_share"] == pytest.approx(1.0)
     assert "correction/effective_share" not in update(updater_of(make.model(), "gspo"), groups).metrics
-
-
-def test_staleness_counts_updates_since_the_oldest_token(make: Any) -> None:
-    updater, groups = updater_of(make.model()), make.random_groups(0)
-    assert update(updater, groups).metrics["staleness"] == 0
-    assert update(updater, groups).metrics["staleness"] == 1
 
 
 def test_stale_tokens_are_compared_with_the_policy_that_sampled_them(make: Any) -> None:
@@ -263,15 +236,6 @@ def test_a_group_has_signal_if_an_attempt_is_trainable_and_passes_the_filters(ma
         assert not updater.select(group(0.0, math.nan) if updater is relative else group(math.nan)).has_signal
 
 
-def test_selection_names_the_attempts_that_cannot_be_trained(make: Any) -> None:
-    turns = make.chain(([1], [2]))
-    failed = make.trajectory(turns, {}, member=1, status=Status.ENGINE_FAILED, reason="no answer")
-    group = make.groups(make.trajectory(turns, {"score": 1.0}), failed)[0]
-    selected = updater_of(make.model()).select(group)
-    assert selected.group is group
-    assert selected.selection.excluded == (Excluded(failed.attempt, "engine_failed: no answer"),)
-
-
 def test_a_greedy_attempt_is_compared_with_and_not_trained(make: Any) -> None:
     turns = make.chain(([1], [2]))
     attempts = [make.trajectory(turns, {"score": 1.0}, group=group) for group in range(2)]
@@ -299,18 +263,6 @@ def test_attempts_that_were_tried_again_are_excluded_with_the_reason_of_the_fail
     outcomes = outcomes_of(update(updater_of(make.model()), groups))
     assert len(outcomes) == sum(len(group.trajectories) for group in groups) + 1
     assert outcomes[lost.attempt.sort_key] == "tried again after environment_failed: OSError: gone"
-
-
-def test_a_batch_without_any_advantage_changes_no_weight_and_names_the_reason(make: Any) -> None:
-    model = make.model()
-    updater = updater_of(model, "reinforce")
-    update(updater, make.random_groups(0))  # now the optimizer has momentum
-    before = weights_checksum(model)
-    turns = make.chain(([1], [2]))
-    same = make.groups(*(make.trajectory(turns, {"score": 1.0}, member=member) for member in range(3)))
-    report = update(updater, same)
-    assert set(outcomes_of(report).values()) == {NO_ADVANTAGE}
-    assert weights_checksum(model) == before and (report.step, report.version.number) == (2, 1)
 
 
 @pytest.mark.parametrize("denominator", ["old_policy", "sampler"])

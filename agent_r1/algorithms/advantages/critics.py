@@ -47,39 +47,24 @@ class WithCritic(Advantage):
         return outputs.values
 
     def final_values(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        """Return the value after the last action of each trajectory: (M,).
-
-        The result is the critic's value if the trajectory was truncated and ``bootstrap`` is on, else 0.
-        """
+        """Return the value after the last action of each trajectory: (M,)."""
         if not self.bootstrap:
             return torch.zeros_like(batch.outcome_rewards)  # (M,)
         after_last = self.values(outputs).after_action[batch.last_turns]  # (M,)
-        return torch.where(batch.truncated, after_last, 0.0)  # (M,)
+        return torch.where(batch.truncated, after_last, 0.0)  # (M,) a terminal state has the value 0
 
     def turn_gae(self, batch: TrainingBatch, outputs: ModelOutputs, gamma: float) -> tuple[Tensor, Tensor]:
-        """Return (advantages, values) of the S turns by GAE over turns, each (S,).
-
-        The value of a turn is the critic's value before the first token of the turn. ``gamma`` is the discount per
-        turn.
-        """
+        """Return (advantages, values before the first tokens) of the S turns by GAE over turns: (S,) each."""
         values = self.values(outputs).before_token[batch.first_tokens]  # (S,)
         final = self.final_values(batch, outputs)  # (M,)
         rewards = batch.turn_rewards  # (S,)
         return generalized_advantages(rewards, values, final, batch.turn_trajectory, gamma, self.lam), values
 
     def _targets(self, batch: TrainingBatch, target: Tensor, weight: Tensor, turn_returns: Tensor) -> ValueTargets:
-        """Return the critic's target for each state, and the weight of each state in the value loss.
-
-        There are N states before tokens, and S states after the actions of turns. ``target`` (N,) and ``weight`` (N,)
-        are for the states before tokens. The state after the action of a turn gets:
-
-        - The target: the return from the next turn on, from ``turn_returns`` (S,). After the last turn of a trajectory,
-          the target is 0, because there is no next turn.
-        - The weight if ``bootstrap`` is off: 0.
-        - The weight if ``bootstrap`` is on: 0 after the last turn of a truncated trajectory, because the target 0 can
-          be wrong there. All other states after actions have the same weight. Over the batch, these weights have the
-          sum 1.
-        """
+        # ``target`` and ``weight`` (N,) are for the states before tokens. The state after the action of a turn has as
+        # its target the return from the next turn on, from ``turn_returns`` (S,); 0 after the last turn. Only
+        # ``bootstrap`` uses these states. After the last turn of a truncated trajectory the target is unknown: weight
+        # 0.
         last = batch.last_turns  # (M,)
         after = turn_returns.roll(-1).index_fill(0, last, 0.0)  # (S,)
         known = torch.ones_like(after).index_put((last,), (~batch.truncated).to(after))  # (S,)
@@ -102,10 +87,7 @@ class OverTokens(WithCritic):
         return self._targets(batch, returns, weight, returns[batch.first_tokens])
 
     def gae(self, batch: TrainingBatch, outputs: ModelOutputs, lam: float | Tensor) -> Tensor:
-        """Return the advantage of each token by GAE over tokens: (N,).
-
-        ``lam`` is lambda: one number, or one number per token (N,).
-        """
+        """Return the advantage of each token by GAE over tokens: (N,). ``lam`` is one number or (N,)."""
         values = self.values(outputs).before_token  # (N,)
         final = self.final_values(batch, outputs)  # (M,)
         return generalized_advantages(batch.token_rewards, values, final, batch.token_trajectory, self.gamma, lam)
@@ -171,9 +153,8 @@ class TurnGae(WithCritic):
 class BiLevelGae(OverTokens):
     """GAE over turns, then GAE over the tokens of each turn (VAGEN, arXiv:2510.16907; RAGEN, arXiv:2504.20073).
 
-    GAE over turns computes an advantage A of each turn. The last token of the turn then gets the reward V + A, with the
-    critic's value V before the turn. All other tokens get the reward 0. GAE over the tokens of each turn uses these
-    rewards.
+    The last token of a turn gets the reward V + A, with the critic's value V before the turn and its advantage A by GAE
+    over turns. All other tokens get the reward 0.
     """
 
     name: Literal["bi_level_gae"] = "bi_level_gae"

@@ -1,7 +1,6 @@
 """Group-relative advantage estimators: each attempt is compared with the other attempts at the same task.
 
-The return of a trajectory is the sum of its rewards: R (M,) for M trajectories. All tokens of a
-trajectory get the same advantage.
+R (M,) is the return of a trajectory, the sum of its rewards. All tokens of a trajectory get the same advantage.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SCALE_FORMULAS: Mapping[Scale, str] = {
 
 
 class GroupRelative(Advantage):
-    """The group-relative advantage (R - baseline) / scale, with the return R of the trajectory.
+    """The group-relative advantage (R - baseline) / scale.
 
     Algorithms by ``baseline`` and ``scale``:
         mean, std: GRPO (arXiv:2402.03300, section 4.1.2)
@@ -101,12 +100,10 @@ class GroupRelative(Advantage):
 
 
 class BestOfK(Advantage):
-    """The advantage of an attempt: how much the attempt raises the best return of a set of k attempts, on average.
+    """How much the attempt raises the best return of a set of k attempts of its group, on average over all sets.
 
-    The average is over all sets of k attempts of the group. A set without the attempt counts as 0. This is PKPO
-    (arXiv:2505.15201, equation 33). If k is the size of the group, the advantage of the best attempt is its return
-    minus the second best return, and the advantage of all other attempts is 0 (arXiv:2503.19595; ``grpo_passk`` in
-    verl).
+    This is PKPO (arXiv:2505.15201, equation 33). If k is the size of the group, the advantage of the best attempt is
+    its return minus the second best return, and that of all others is 0 (arXiv:2503.19595; ``grpo_passk`` in verl).
     """
 
     name: Literal["best_of_k"] = "best_of_k"
@@ -142,7 +139,7 @@ class BestOfK(Advantage):
 class WhitenedGroup(Advantage):
     """The advantage A = whiten(R - mean R of the group) of REINFORCE++-baseline (arXiv:2501.03262).
 
-    R is the return. ``whiten`` scales its argument to mean 0 and standard deviation 1 over the tokens of the batch.
+    ``whiten`` scales to mean 0 and standard deviation 1 over the tokens of the batch.
     """
 
     name: Literal["whitened_group"] = "whitened_group"
@@ -158,12 +155,10 @@ class WhitenedGroup(Advantage):
 
 
 class SeparateRewards(Advantage):
-    """The advantage A of GDPO (arXiv:2601.05242).
+    """The advantage A = whiten(sum over k of weight_k * standardize(R_k)) of GDPO (arXiv:2601.05242).
 
-    R_k is the sum of the trajectory's rewards with the name k. ``standardize`` and ``whiten`` scale their argument to
-    mean 0 and standard deviation 1: ``standardize`` over the group, ``whiten`` over all trajectories of the batch.
-
-        A = whiten(sum over k of weight_k * standardize(R_k))
+    R_k is the sum of the trajectory's rewards with the name k. ``standardize`` scales to mean 0 and standard deviation
+    1 over the group, ``whiten`` over all trajectories of the batch.
     """
 
     name: Literal["separate_rewards"] = "separate_rewards"
@@ -189,10 +184,7 @@ class SeparateRewards(Advantage):
 
 
 class AgainstGreedy(Advantage):
-    """The advantage A = R - R_greedy of ReMax (arXiv:2310.10505).
-
-    R is the return, and R_greedy is the return of the group's greedy attempt.
-    """
+    """The advantage A = R - R of the group's greedy attempt: ReMax (arXiv:2310.10505)."""
 
     name: Literal["against_greedy"] = "against_greedy"
     needs: ClassVar[frozenset[Need]] = frozenset({"greedy"})

@@ -1,4 +1,8 @@
-"""Advantage estimators that need neither a group nor a critic."""
+"""Advantage estimators that need neither a group nor a critic.
+
+R is the return of a trajectory, and r_k the reward of token or turn k. ``whiten`` scales to mean 0 and standard
+deviation 1.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,7 @@ from agent_r1.data.batch import TrainingBatch
 
 
 class TokenReturns(Advantage):
-    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of token t: REINFORCE++ (arXiv:2501.03262).
-
-    r_k is the reward of token k. whiten scales to mean 0 and standard deviation 1 over the batch's tokens.
-    """
+    """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of token t: REINFORCE++ (arXiv:2501.03262)."""
 
     name: Literal["token_returns"] = "token_returns"
     over_time: ClassVar[bool] = True
@@ -37,8 +38,7 @@ class TokenReturns(Advantage):
 class TurnReturns(Advantage):
     """The advantage A_t = whiten(sum_{k >= t} gamma^(k - t) r_k) of turn t, as in Agent-R1 (arXiv:2511.14460).
 
-    r_k is the reward of turn k. whiten scales to mean 0 and standard deviation 1 over the batch's turns. This is
-    REINFORCE (Williams 1992) over turns.
+    This is REINFORCE (Williams 1992) over turns.
     """
 
     name: Literal["turn_returns"] = "turn_returns"
@@ -56,10 +56,7 @@ class TurnReturns(Advantage):
 
 
 class Success(Advantage):
-    """The advantage A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning (arXiv:2308.01825).
-
-    R is the return. The policy is trained only on its own successful samples.
-    """
+    """The advantage A = 1 if R >= threshold, else 0: rejection-sampling fine-tuning (arXiv:2308.01825)."""
 
     name: Literal["success"] = "success"
 
@@ -77,7 +74,7 @@ class Success(Advantage):
 class Teacher(Advantage):
     """The advantage A = log pi_teacher - log pi_old of each token: on-policy distillation (arXiv:2306.13649).
 
-    pi_old is the policy before the update. -A is the estimate k1 of KL(pi_old || pi_teacher).
+    -A is the estimate k1 of KL(pi_old || pi_teacher), with the policy pi_old before the update.
     """
 
     name: Literal["teacher"] = "teacher"
@@ -112,7 +109,7 @@ class Zero(Advantage):
 class AgainstRole(Advantage):
     """The advantage A = R - b(role): role-conditioned advantage estimation (RAE) of SPIRAL (arXiv:2506.24119).
 
-    R is the return. b(role) is a running mean of the returns of earlier trajectories with this role.
+    b(role) is a running mean of the returns of earlier trajectories with this role.
     """
 
     name: Literal["against_role"] = "against_role"
@@ -131,16 +128,10 @@ class AgainstRole(Advantage):
     def track(
         self, baselines: Mapping[str, float], roles: Sequence[str], returns: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the baseline b of each trajectory (float64, (M,)), and the new running mean of each role.
+        """Return the baseline b of each trajectory (M,), and the new running mean of each role.
 
-        The returns are added to the running means one after the other. b is the running mean of the trajectory's role
-        just before the return of the trajectory is added; 0 if the role has no earlier returns. So trajectories of one
-        batch with the same role can have different b.
-
-        Args:
-            baselines: The old running mean of each role: the mean before the batch.
-            roles: The role of each trajectory.
-            returns: (M,) the return of each trajectory.
+        The ``returns`` (M,) are added to the running means one after the other. b is the mean of the trajectory's role
+        just before; 0 if the role has no earlier returns.
         """
         present, seen = dict(baselines), list[float]()
         for role, earned in zip(roles, returns.tolist(), strict=True):

@@ -1,6 +1,7 @@
 """Turn-level advantage estimators without a critic. Each turn is compared with similar turns of the same group.
 
-r (S,) is the reward of each turn. G (S,) is the discounted return to go: G_t = r_t + gamma G_{t+1}.
+r (S,) is the reward of each turn; that of the last turn includes the outcome reward. G (S,) is the discounted return to
+go: G_t = r_t + gamma G_{t+1}. Means and standard deviations are over the compared turns.
 """
 
 from __future__ import annotations
@@ -26,12 +27,8 @@ class TurnRelative(Advantage):
 
 
 class ProcessRelative(TurnRelative):
-    """The advantage of GRPO with process supervision (arXiv:2402.03300, section 4.1.3).
-
-    r_k is the reward of turn k. The reward of the last turn includes the outcome reward. mean r and std r are over all
-    turns of the group. The advantage of turn t is
-
-        A_t = sum_{k >= t} (r_k - mean r) / std r
+    """A_t = sum_{k >= t} (r_k - mean r) / std r over all turns of the group: GRPO with process supervision
+    (arXiv:2402.03300, section 4.1.3).
     """
 
     name: Literal["process_relative"] = "process_relative"
@@ -48,8 +45,8 @@ class ProcessRelative(TurnRelative):
 class TurnAndOutcome(TurnRelative):
     """The advantage of each turn in MT-GRPO (arXiv:2505.11821, equation 6).
 
-    O is the outcome reward of a trajectory, and P the sum of its process rewards. A(x) stands for (x - mean x) / std x,
-    with the mean and the std over the trajectories of the group. The advantage is:
+    O is the outcome reward of a trajectory, and P the sum of its process rewards. A(x) = (x - mean x) / std x over the
+    trajectories of the group. The advantage is:
 
     - A(O) + coefficient * A(P) for a turn that used a tool;
     - A(O) for a turn without a tool, if another turn of the trajectory used a tool;
@@ -78,12 +75,8 @@ class TurnAndOutcome(TurnRelative):
 
 
 class SameTurn(TurnRelative):
-    """The advantage of GTPO (arXiv:2511.14846).
-
-    G_t is the discounted return from turn t on. mean G and std G are over the turns with the number t in all
-    trajectories of the group. The advantage of turn t is
-
-        A_t = (G_t - mean G) / std G
+    """A_t = (G_t - mean G) / std G over the turns with the number t in all trajectories of the group: GTPO
+    (arXiv:2511.14846).
     """
 
     name: Literal["same_turn"] = "same_turn"
@@ -102,15 +95,10 @@ class SameTurn(TurnRelative):
 
 
 class SameState(TurnRelative):
-    """The advantage of GiGPO (arXiv:2505.10978, equation 8).
+    """A_t = (R - mean R) + turn_weight * (G_t - mean G): GiGPO (arXiv:2505.10978, equation 8).
 
-    R is the return of the trajectory, and mean R is over the group. G_t is the discounted return from turn t on, and
-    mean G is over the group's turns in the same state as turn t. The state of a turn is the last messages of the
-    environment before the turn. The advantage of turn t is
-
-        A_t = (R - mean R) + turn_weight * (G_t - mean G)
-
-    With ``divide_by_std``, each difference is also divided by the standard deviation of the compared returns.
+    R is the return of the trajectory, and mean R is over the group. mean G is over the group's turns in the same state:
+    after the same last messages of the environment.
     """
 
     name: Literal["same_state"] = "same_state"
@@ -156,14 +144,9 @@ class SameHistory(TurnRelative):
     """The advantage of HGPO (arXiv:2602.22817): each turn is compared with the turns of its group that have an equal
     history of states.
 
-    Comparison 1 is between turns that start in the same state. Comparison k = 2, 3, .. is between turns that also have
-    equal states in the k - 1 turns before. The result of comparison k for turn t is A_k = (G_t - mean G) / std G. G_t
-    is the discounted return from turn t on. The mean and the std are over the compared turns. The std has no Bessel
-    correction, as in verl-agent.
-
-    The advantage of turn t is the weighted mean of A_1, A_2, .., A_n. The number n is the field ``history`` plus 1. The
-    weight of A_k is (k + 1)^a. The exponent a is the field ``alpha``. But the weight of A_k is 0 if fewer than k - 1
-    turns precede turn t, or if all compared turns have equal G.
+    Comparison k = 1 .. ``history`` + 1 is between turns with the same last k states: A_k = (G_t - mean G) / std G, with
+    the std without Bessel's correction, as in verl-agent. The advantage of turn t is the mean of the A_k, weighted by
+    (k + 1)^``alpha``. The weight is 0 if turn t has fewer than k states, or if all compared turns have equal G.
     """
 
     name: Literal["same_history"] = "same_history"

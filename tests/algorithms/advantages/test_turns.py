@@ -12,7 +12,6 @@ import pytest
 import torch
 from tensors import close, numbers
 
-from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues
 from agent_r1.core.messages import Message, ToolResult
@@ -70,7 +69,7 @@ def history_advantages(
     ]
 
 
-@pytest.mark.parametrize(("history", "alpha"), [(0, 1.0), (2, 1.0), (2, 0.0), (3, 2.0)])
+@pytest.mark.parametrize(("history", "alpha"), [(0, 1.0), (3, 2.0)])
 def test_histories_are_compared_and_weighted_as_in_the_recipe(history: int, alpha: float, make: Any) -> None:
     randomly = random.Random(history)
     attempts = []
@@ -157,11 +156,3 @@ def test_the_penalty_for_turns_counts_no_summaries(make: Any) -> None:
     plain, summarized = batch_of(make, summarize=False), batch_of(make, summarize=True)
     one, other = (algorithm.compute_token_weights(batch, ModelOutputs()).advantage for batch in (plain, summarized))
     assert one[0] == other[0] and one[-1] == other[-1]
-
-
-def test_every_turn_level_algorithm_is_tested_with_summaries() -> None:
-    turn_level = {"TurnGae", "BiLevelGae", "TurnReturns", "ProcessRelative", "TurnAndOutcome"} | {
-        "SameTurn", "SameState", "SameHistory"
-    }  # fmt: skip
-    found = {name for name, algorithm in ALGORITHMS.items() if type(algorithm.advantage).__name__ in turn_level}
-    assert found == set(TURN_LEVEL)

@@ -70,8 +70,11 @@ def window_on_the_logarithm(batch: TrainingBatch, old: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("term", TERMS, ids=term_id)
-def test_equal_policies_are_not_corrected(term: Correction | Rejection) -> None:
+def test_equal_policies_are_not_corrected_and_importance_weights_are_bounded(term: Correction | Rejection) -> None:
     holds(is_one_for_equal_policies, weights_with(term), EPISODES, count=5)
+    holds(stays_within_the_bound, weights_with(term), EPISODES, SEEDS, count=5)
+    if term.level == "trajectory":
+        holds(is_equal_within_a_trajectory, weights_with(term), EPISODES, SEEDS, count=8)
 
 
 def test_a_window_that_rejects_equal_policies_is_detected() -> None:
@@ -95,11 +98,6 @@ def normalized(batch: TrainingBatch, old: Tensor) -> Tensor:
     return weight / weight.mean()
 
 
-@pytest.mark.parametrize("term", TERMS, ids=term_id)
-def test_importance_weights_are_bounded(term: Correction | Rejection) -> None:
-    holds(stays_within_the_bound, weights_with(term), EPISODES, SEEDS, count=5)
-
-
 @pytest.mark.parametrize("wrong", [bounded_logarithm, normalized])
 def test_weights_without_bound_are_detected(wrong: ImportanceWeights) -> None:
     rejected(stays_within_the_bound, wrong, EPISODES, SEEDS)
@@ -112,12 +110,7 @@ def is_equal_within_a_trajectory(importance_weights: ImportanceWeights, episodes
         assert len(found[batch.token_trajectory == trajectory].unique()) == 1
 
 
-@pytest.mark.parametrize("term", [term for term in TERMS if term.level == "trajectory"], ids=term_id)
-def test_trajectory_level_terms_do_not_split_trajectories(term: Correction | Rejection) -> None:
-    holds(is_equal_within_a_trajectory, weights_with(term), EPISODES, SEEDS, count=8)
-
-
-@pytest.mark.parametrize("term", [Correction(), Rejection(level="token"), Rejection(level="turn")], ids=term_id)
+@pytest.mark.parametrize("term", [Correction(), Rejection(level="turn")], ids=term_id)
 def test_terms_of_a_finer_level_are_detected(term: Correction | Rejection) -> None:
     rejected(is_equal_within_a_trajectory, weights_with(term), EPISODES, SEEDS)
 

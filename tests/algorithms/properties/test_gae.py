@@ -76,14 +76,6 @@ def equals_dr_grpo_with_the_group_mean_as_value(gae: Gae, chains: Chains) -> Non
     assert close(gae(rewards, values, chains.zeros, chains.unit, 1.0, 1.0), expected)
 
 
-def is_linear(gae: Gae, chains: Chains, gamma: float, lam: float) -> None:
-    one = gae(chains.rewards, chains.values, chains.final(chains.other), chains.unit, gamma, lam)
-    other = gae(chains.other, chains.rewards, chains.final(chains.values), chains.unit, gamma, lam)
-    rewards, values = 2 * chains.rewards - 3 * chains.other, 2 * chains.values - 3 * chains.rewards
-    final = chains.final(2 * chains.other - 3 * chains.values)
-    assert close(gae(rewards, values, final, chains.unit, gamma, lam), 2 * one - 3 * other)
-
-
 def is_unchanged_by_a_potential_that_the_critic_knows(gae: Gae, chains: Chains, gamma: float, lam: float) -> None:
     """Rewards r + gamma phi' - phi with values V - phi (Ng et al. 1999); a terminal state has potential 0."""
     potential = chains.other
@@ -114,12 +106,6 @@ def undiscounted(rewards: Tensor, values: Tensor, final: Tensor, unit: Tensor, g
     return discounted_sums(errors, unit, gamma * lam)
 
 
-def whitened(rewards: Tensor, values: Tensor, final: Tensor, unit: Tensor, gamma: float, lam: float) -> Tensor:
-    """Wrong: whitened inside, so that the critic's targets A + V would be whitened too."""
-    advantage = generalized_advantages(rewards, values, final, unit, gamma, lam)
-    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-
-
 def across_episodes(rewards: Tensor, values: Tensor, final: Tensor, unit: Tensor, gamma: float, lam: float) -> Tensor:
     """Wrong: the next element in memory is taken for the next in time, also after the end of an episode."""
     return generalized_advantages(rewards, values, final[-1:], torch.zeros_like(unit), gamma, lam)
@@ -129,7 +115,6 @@ CLAIMS = [
     (equals_return_minus_value_at_one, never_terminal, (CHAINS,)),
     (equals_one_step_error_at_lambda_zero, undiscounted, (CHAINS, DISCOUNT)),
     (equals_dr_grpo_with_the_group_mean_as_value, never_terminal, (CHAINS,)),
-    (is_linear, whitened, (CHAINS, DISCOUNT, DISCOUNT)),
     (is_unchanged_by_a_potential_that_the_critic_knows, undiscounted, (CHAINS, DISCOUNT, DISCOUNT)),
     (equals_a_loop, across_episodes, (CHAINS, DISCOUNT, DISCOUNT)),
 ]
@@ -143,7 +128,7 @@ def test_generalized_advantages(claim: Callable[..., None], wrong: Gae, examples
 
 # truncated episodes
 
-CRITICS = [discounted(algorithm) for algorithm in ALGORITHMS.values() if "critic" in algorithm.needs]
+CRITICS = [discounted(ALGORITHMS[name]) for name in ("ppo", "ppo-turn", "vapo", "bi-level-gae")]
 SEEDS = st.integers(0, 99)
 
 
@@ -178,11 +163,7 @@ def truncation_equals_a_reward_of_the_next_value(algorithm: Algorithm, episodes:
 @pytest.mark.parametrize("algorithm", CRITICS, ids=lambda algorithm: algorithm.name)
 def test_bootstrapping_continues_a_truncated_episode(algorithm: Algorithm) -> None:
     holds(truncation_equals_a_reward_of_the_next_value, bootstrapped(algorithm), EPISODES, SEEDS, count=8)
-
-
-@pytest.mark.parametrize("algorithm", CRITICS, ids=lambda algorithm: algorithm.name)
-def test_truncation_treated_as_termination_is_detected(algorithm: Algorithm) -> None:
-    rejected(truncation_equals_a_reward_of_the_next_value, algorithm, EPISODES, SEEDS)
+    rejected(truncation_equals_a_reward_of_the_next_value, algorithm, EPISODES, SEEDS)  # as if it had terminated
 
 
 # turns and tokens

@@ -13,9 +13,8 @@ from ragged import EPISODES, Episodes, TurnSpec, samples
 from searching import holds, rejected
 from torch import Tensor
 
-from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops import center, center_weighted, divide_by_mean, leave_one_out, standardize
+from agent_r1.algorithms.ops import center, leave_one_out, standardize
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import TrainingBatch, assemble_batch, index_within, segment_count, segment_mean, segment_sum
@@ -141,41 +140,10 @@ def test_relative_advantages(
     rejected(claim, wrong, *examples)
 
 
-def equals_the_mean_for_equal_weights(weighted: Callable[[Tensor, Tensor, Tensor], Tensor], attempts: tuple) -> None:
-    x, key = attempts
-    assert close(weighted(x, key, torch.full_like(x, 3.0)), center(x, key))
-
-
-def test_opo_equals_dr_grpo_for_equal_lengths() -> None:
-    holds(equals_the_mean_for_equal_weights, center_weighted, RETURNS)
-    rejected(
-        equals_the_mean_for_equal_weights,
-        lambda x, key, weight: x - segment_sum(weight * x, key)[key] / weight,
-        RETURNS,
-    )
-
-
-def has_maxrls_closed_form(relative: Relative, attempts: tuple[Tensor, Tensor]) -> None:
-    """(1-p)/p for a success, -1 for a failure; 0 if all or none succeeded (2602.02710)."""
-    x, key = attempts
-    p = segment_mean(x, key)[key]
-    expected = torch.where((p > 0) & (p < 1), torch.where(x > 0, (1 - p) / p, -1.0), 0.0)
-    assert close(relative(x, key), expected)
-
-
-def test_maxrl_for_binary_rewards() -> None:
-    holds(has_maxrls_closed_form, lambda x, key: divide_by_mean(center(x, key), x, key), BINARY)
-    rejected(has_maxrls_closed_form, grpo, BINARY)
-
-
 # the number of turns of a trajectory does not change its weight
 
 AdvantageFn = Callable[[TrainingBatch], Tensor]
-TRAJECTORY_LEVEL = [
-    algorithm
-    for algorithm in ALGORITHMS.values()
-    if isinstance(algorithm.advantage, GroupRelative) and algorithm.name != "opo"
-]
+TRAJECTORY_LEVEL = [ALGORITHMS[name] for name in ("grpo", "dr-grpo", "rloo", "maxrl", "lite-ppo", "gpg")]
 
 
 def split_turn(turn: TurnSpec) -> tuple[TurnSpec, ...]:
@@ -232,7 +200,9 @@ def test_statistics_over_turns_are_detected() -> None:
 WHITENED = ("reinforce++-baseline", "lite-ppo", "gdpo", "gpg")
 """Algorithms that scale by the whole batch, on purpose."""
 WITHIN_GROUPS = [
-    algorithm for algorithm in ALGORITHMS.values() if "group" in algorithm.needs and algorithm.name not in WHITENED
+    algorithm
+    for algorithm in {type(one.advantage): one for one in ALGORITHMS.values() if one.name not in WHITENED}.values()
+    if "group" in algorithm.needs
 ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import strategies as st
-from learning import ALL, UpdateResult, UpdateSetup, backward, close, discounted
+from learning import SOME, UpdateResult, UpdateSetup, backward, close, discounted
 from ragged import EPISODES, SEVERAL_GROUPS, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
@@ -63,7 +63,7 @@ class NeighborRelative(Advantage):
 
 def test_order_and_labels_of_groups_do_not_matter() -> None:
     def for_every_algorithm(setup: type[UpdateSetup], episodes: Episodes, seed: int) -> None:
-        for algorithm in ALL:
+        for algorithm in SOME:
             is_invariant_to_order_and_labels(setup(algorithm), episodes, seed)
 
     holds(for_every_algorithm, UpdateSetup, SEVERAL_GROUPS, SEEDS, count=2)
@@ -124,21 +124,20 @@ def sequence_by_sequence(setup: UpdateSetup, given: Sequence[TrainingSample], wh
 @pytest.mark.parametrize("update", [in_micro_batches, on_two_ranks])
 def test_division_of_a_batch_does_not_matter(update: DividedUpdateFn) -> None:
     def for_every_algorithm(divided: DividedUpdateFn, episodes: Episodes, where: int) -> None:
-        for algorithm in ALL:
+        for algorithm in SOME:
             is_invariant_to_division(divided, algorithm, episodes, where)
 
     holds(for_every_algorithm, update, SEVERAL_GROUPS, st.integers(1, 12), count=2)
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce", "gspo", "dr-grpo"])
+@pytest.mark.parametrize("name", ["ppo", "dr-grpo"])
 def test_statistics_and_denominators_of_parts_are_detected(name: str) -> None:
     algorithm = st.just(discounted(ALGORITHMS[name]))
     rejected(is_invariant_to_division, with_local_statistics, algorithm, EPISODES, st.integers(0, 12))
 
 
-@pytest.mark.parametrize("name", ["gspo", "gmpo"])
-def test_a_mean_ratio_over_part_of_a_trajectory_is_detected(name: str) -> None:
-    algorithm = st.just(ALGORITHMS[name])
+def test_a_mean_ratio_over_part_of_a_trajectory_is_detected() -> None:
+    algorithm = st.just(ALGORITHMS["gspo"])
     rejected(is_invariant_to_division, sequence_by_sequence, algorithm, EPISODES, st.integers(0, 12))
 
 

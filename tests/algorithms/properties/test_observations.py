@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import strategies as st
-from learning import ALL, UpdateResult, UpdateSetup, backward, close, discounted
+from learning import ALL, SOME, UpdateResult, UpdateSetup, backward, close, discounted
 from ragged import EPISODES, SEVERAL_GROUPS, Episodes, samples
 from searching import holds, rejected
 from torch import Tensor
@@ -53,32 +53,21 @@ def is_invariant_to_observations(
 @pytest.mark.parametrize("scope", ["actions", "all"])
 def test_observations_do_not_matter(scope: TokenScope) -> None:
     def for_every_algorithm(setup: type[UpdateSetup], episodes: Episodes) -> None:
-        for algorithm in ALL:
+        for algorithm in SOME:
             is_invariant_to_observations(setup(without_world_model(algorithm), scope=scope), episodes)
 
     holds(for_every_algorithm, UpdateSetup, SEVERAL_GROUPS, count=2)
 
 
-@pytest.mark.parametrize("scope", ["actions", "all"])
-@pytest.mark.parametrize("name", ["gspo", "gmpo", "steppo"])
+@pytest.mark.parametrize(("name", "scope"), [("gspo", "actions"), ("gmpo", "all"), ("steppo", "all")])
 def test_observations_enter_no_ratio_and_no_rejection_of_units(name: str, scope: TokenScope) -> None:
     rejection = Rejection(level=ALGORITHMS[name].ratio_level, low=0.8, high=1.5)
     setup = UpdateSetup(changed(ALGORITHMS[name], rejection=rejection), scope=scope)
     holds(is_invariant_to_observations, setup, EPISODES, count=8)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [PPO, discounted(ALGORITHMS["reinforce++"]), discounted(ALGORITHMS["vapo"])],
-    ids=lambda algorithm: algorithm.name,
-)
-def test_advantages_over_observations_are_detected(algorithm: Algorithm) -> None:
-    setup = UpdateSetup(changed(algorithm, masks=Masks(advantage=False)))
-    rejected(is_invariant_to_observations, setup, EPISODES)
-
-
-def test_training_on_observations_is_detected() -> None:
-    rejected(is_invariant_to_observations, UpdateSetup(changed(PPO, masks=UNMASKED)), EPISODES)
+def test_advantages_over_observations_and_training_on_them_are_detected() -> None:
+    rejected(is_invariant_to_observations, UpdateSetup(changed(PPO, masks=Masks(advantage=False))), EPISODES)
     rejected(is_invariant_to_observations, UpdateSetup(ALGORITHMS["echo"]), EPISODES)
 
 
@@ -115,36 +104,15 @@ def dense_gae(gamma: float, lam: float, *, zeroed: bool = False) -> AdvantageFn:
     return advantage_of
 
 
-def restarted_returns(batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-    """Wrong: REINFORCE++ with a return that restarts after each observation, as in SkyRL."""
-    returns = torch.zeros_like(batch.token_rewards)
-    for token in reversed(range(len(returns))):
-        last = token + 1 == len(returns) or batch.token_trajectory[token] != batch.token_trajectory[token + 1]
-        carried = 0.0 if last or not batch.action_mask[token + 1] else 0.9 * returns[token + 1]
-        returns[token] = batch.token_rewards[token] + carried
-    return returns
+def test_our_advantages_skip_observations() -> None:
+    for algorithm in map(without_world_model, ALL):
 
+        def advantage_of(batch: TrainingBatch, outputs: ModelOutputs, algorithm: Algorithm = algorithm) -> Tensor:
+            log = torch.zeros(len(batch.ids)).double()
+            outputs = replace(outputs, old_logprobs=log - 1.0, reference_logprobs=log - 2.0, teacher_logprobs=log - 1.5)
+            return algorithm.compute_token_weights(batch, outputs).advantage
 
-def returns_over_actions(batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-    """The same, right: a loop over action tokens."""
-    returns, later = torch.zeros_like(batch.token_rewards), -1
-    for token in reversed(batch.action_mask.nonzero().squeeze(1).tolist()):
-        together = later >= 0 and batch.token_trajectory[token] == batch.token_trajectory[later]
-        returns[token] = batch.token_rewards[token] + (0.9 * returns[later] if together else 0.0)
-        later = token
-    return returns
-
-
-@pytest.mark.parametrize(
-    "algorithm", [without_world_model(algorithm) for algorithm in ALL], ids=lambda algorithm: algorithm.name
-)
-def test_our_advantages_skip_observations(algorithm: Algorithm) -> None:
-    def advantage_of(batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
-        log = torch.zeros(len(batch.ids)).double()
-        outputs = replace(outputs, old_logprobs=log - 1.0, reference_logprobs=log - 2.0, teacher_logprobs=log - 1.5)
-        return algorithm.compute_token_weights(batch, outputs).advantage
-
-    holds(skips_observations, advantage_of, SEVERAL_GROUPS, SEEDS, count=3)
+        holds(skips_observations, advantage_of, SEVERAL_GROUPS, SEEDS, count=2)
 
 
 @pytest.mark.parametrize("zeroed", [False, True])
@@ -152,17 +120,6 @@ def test_gae_over_observations_is_detected_unless_gamma_and_lambda_are_one(zeroe
     rejected(skips_observations, dense_gae(1.0, 0.8, zeroed=zeroed), EPISODES, SEEDS, count=25)
     rejected(skips_observations, dense_gae(0.9, 1.0, zeroed=zeroed), EPISODES, SEEDS, count=25)
     holds(skips_observations, dense_gae(1.0, 1.0, zeroed=zeroed), EPISODES, SEEDS, count=10)
-
-
-def equals_returns_over_actions(advantage_of: AdvantageFn, episodes: Episodes) -> None:
-    batch = assemble_batch(samples(episodes), pack_prefix_tree, "all")
-    expected = returns_over_actions(batch, ModelOutputs())[batch.action_mask]
-    assert close(advantage_of(batch, ModelOutputs())[batch.action_mask], expected)
-
-
-def test_returns_that_restart_after_an_observation_are_detected() -> None:
-    holds(equals_returns_over_actions, returns_over_actions, EPISODES, count=5)
-    rejected(equals_returns_over_actions, restarted_returns, EPISODES)
 
 
 # positions of rewards
@@ -227,7 +184,7 @@ def test_positions_that_predict_no_action_get_exactly_no_gradient() -> None:
     def for_any_algorithm(setup: type[UpdateSetup], algorithm: Algorithm, episodes: Episodes) -> None:
         gives_observations_no_gradient(setup(without_world_model(algorithm), layers=1, scope="all"), episodes)
 
-    holds(for_any_algorithm, UpdateSetup, st.sampled_from(ALL), EPISODES, count=40)
+    holds(for_any_algorithm, UpdateSetup, st.sampled_from(ALL), EPISODES, count=25)
 
 
 def test_a_gradient_at_observations_is_detected() -> None:

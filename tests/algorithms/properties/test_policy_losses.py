@@ -19,10 +19,12 @@ from agent_r1.algorithms.policy_losses import (
     Dppo,
     Gmpo,
     ImportanceSampling,
+    Ipo,
     PolicyGradient,
     PolicyLoss,
     Sapo,
     Topr,
+    Vespo,
 )
 from agent_r1.algorithms.types import Level, TokenOutputs
 from agent_r1.data.batch import segment_count, segment_mean, segment_sum
@@ -93,6 +95,8 @@ LOSSES: tuple[PolicyLoss, ...] = (
     Sapo(),
     Dppo(),
     Gmpo(),
+    Vespo(),
+    Ipo(),
 )
 CASES = [(loss, level) for loss in LOSSES for level in sorted(loss.levels)]
 
