@@ -16,7 +16,7 @@ from agent_r1.trainer.updater import PolicyUpdater
 
 QUESTIONS = 4
 MEMBERS = 16
-UPDATES = 40
+UPDATES = 50
 
 
 @torch.no_grad()

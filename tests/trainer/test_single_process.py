@@ -41,7 +41,9 @@ def make_case(make: Any, case: str) -> tuple[PreTrainedModel, PolicyUpdater]:
     name, settings, config = CASES[case]
     model = make.model()
     if "adapter" in case:
-        model = add_adapter(cast_parameters(model, config.get("dtype", "float32")), LoraConfig(rank=4), 0, "base")
+        model = add_adapter(
+            cast_parameters(model, config.get("dtype", "float32")), LoraConfig(rank=4), seed=0, base="base"
+        )
     return model, make_updater(model, build_algorithm(name, settings), **RATES, **config)
 
 
