@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
@@ -31,19 +32,14 @@ PROJECT = "agent-r1"
 """The default name of the project (in MLflow: experiment) to which a tracker adds a run."""
 
 TRACKERS_FOLDER = "trackers"
-"""The name of a subfolder of a run's folder. The subfolder has a file for each tracker that gave the run an id.
-
-For example, the file ``wandb`` contains the id that W&B gave to the run.
-"""
+"""The subfolder of a run's folder that has a file for each tracker, with the id that the tracker gave to the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
     """The run that a tracker shows.
 
-    Attributes:
-        settings: the settings by dotted key, without credentials.
-        step: the step from which the run was resumed; None for a new run.
+    ``settings`` has dotted keys and no credentials. ``step`` is the step from which the run was resumed, or None.
     """
 
     name: str
@@ -52,12 +48,11 @@ class TrackedRun:
     step: int | None = None
 
     def saved_id(self, tracker: str) -> str | None:
-        """Return the id that the run has in ``tracker``, or None if :meth:`save_id` was not called."""
         path = self.folder / TRACKERS_FOLDER / tracker
         return path.read_text("utf-8").strip() if path.is_file() else None
 
     def save_id(self, tracker: str, value: str) -> None:
-        """Save ``value``, the id that the run has in ``tracker``. A resumed run keeps this id."""
+        """Save the id that the run has in ``tracker``. A resumed run keeps this id."""
         path = self.folder / TRACKERS_FOLDER / tracker
         path.parent.mkdir(exist_ok=True)
         path.write_text(value + "\n", encoding="utf-8")
@@ -65,12 +60,7 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """An attempt that trackers show as text. Credentials in the messages are hidden.
-
-    Attributes:
-        rewards: the rewards of the whole trajectory.
-        messages: the conversation, in the OpenAI format.
-    """
+    """An attempt that trackers show as text, with its messages in the OpenAI format. Credentials are hidden."""
 
     name: str
     status: str
@@ -85,13 +75,11 @@ class AttemptSample:
 
     @property
     def summary(self) -> str:
-        """The status and the rewards of the attempt, in one line."""
         rewards = (f"{name} {value}" for name, value in self.rewards.items())
         return ", ".join([self.status, *rewards])
 
     @property
     def text(self) -> str:
-        """The id, status, rewards and conversation of the attempt, as plain text."""
         return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
 
 
@@ -102,23 +90,17 @@ def _message_text(message: Mapping[str, Any]) -> str:
 
 
 class Tracker(Protocol):
-    """A client that shows the metrics of one run.
+    """A client that shows the metrics of one run, such as {"reward/em": 0.5}, and a few attempts of some steps.
 
-    One thread makes the tracker and calls its methods. A method may block, and may raise any exception. If a call
-    raises an exception or takes too long, the run continues without the tracker.
+    One thread makes the tracker and calls its methods, ``finish`` last. A method may block, and may raise anything:
+    the run then continues without the tracker. Metrics can be NaN or infinite.
     """
 
-    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step, for example {"reward/em": 0.5}. Values can be NaN or infinite."""
-        ...
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None:
-        """Show a few attempts that ended since the previous step. ``step`` is the current step."""
-        ...
+    def log_attempts(self, step: int, attempts: Sequence[AttemptSample]) -> None: ...
 
-    def finish(self, end: RunEnd) -> None:
-        """Send all remaining data. No method is called after ``finish``."""
-        ...
+    def finish(self, end: RunEnd) -> None: ...
 
 
 ROLLOUT = {
@@ -131,8 +113,6 @@ ROLLOUT = {
 
 def metric_name(name: str, is_timing: bool = False) -> str:
     """Return the name of a metric in a tracker: ``GROUP/NAME``.
-
-    A name that already contains a slash is returned unchanged.
 
     Example:
         >>> [metric_name(name) for name in ("reward", "reward/em", "validation_em", "calls", "entropy")]
@@ -151,17 +131,13 @@ def metric_name(name: str, is_timing: bool = False) -> str:
     return f"rollout/{name}" if name in ROLLOUT else f"train/{name}"
 
 
-MAX_PARAMS = 100
-"""The maximum number of settings in one MLflow request."""
+MAX_PARAMS = 100  # the limit of one MLflow request
 
 STATUS: Mapping[RunEnd, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MlflowTracker:
-    """A tracker that logs to MLflow.
-
-    MLFLOW_TRACKING_URI selects a server, and MLFLOW_EXPERIMENT_NAME an experiment (default: ``agent-r1``).
-    """
+    """MLflow. MLFLOW_TRACKING_URI selects a server, MLFLOW_EXPERIMENT_NAME an experiment (default: ``agent-r1``)."""
 
     def __init__(self, run: TrackedRun) -> None:
         mlflow = import_extra("mlflow", "mlflow")
@@ -201,10 +177,7 @@ def _valid_name(name: str) -> str:
 
 
 class TensorBoardTracker:
-    """A tracker that writes event files to ``RUN/tensorboard``. ``tensorboard --logdir runs`` shows the files.
-
-    After a resume, TensorBoard hides the earlier values of the repeated steps.
-    """
+    """Event files in ``RUN/tensorboard``. After a resume, TensorBoard hides the earlier values of repeated steps."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imports the package tensorboard
@@ -230,11 +203,7 @@ def _as_code(text: str) -> str:
 
 
 class TrackioTracker:
-    """A tracker that logs to trackio. ``trackio show`` shows the metrics.
-
-    Trackio's environment variables, such as TRACKIO_PROJECT and TRACKIO_SPACE_ID, work as usual. The default project is
-    ``agent-r1``.
-    """
+    """Trackio, with its usual environment variables, such as TRACKIO_PROJECT (default: ``agent-r1``)."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._trackio = import_extra("trackio", "trackio")
@@ -274,11 +243,7 @@ STEP = "step"
 
 
 class WandbTracker:
-    """A tracker that logs to wandb.
-
-    wandb's environment variables, such as WANDB_PROJECT and WANDB_MODE, work as usual. The default project is
-    ``agent-r1``.
-    """
+    """Weights & Biases, with its usual environment variables, such as WANDB_PROJECT (default: ``agent-r1``)."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._wandb = import_extra("wandb", "wandb")
@@ -331,12 +296,10 @@ def require_trackers(names: Iterable[TrackerName]) -> None:
 
 
 HANG_SECONDS = 120.0
-"""The time limit of each call of a tracker, in seconds. It is also the time limit of :meth:`TrackingRecorder.close`,
-which ends all trackers."""
+"""The time limit of each call of a tracker, and of the end of all trackers."""
 
 SAMPLES, SAMPLE_EVERY = 2, 10
-"""Trackers show at most ``SAMPLES`` attempts of a step as text: at step 1, and at each step that is a multiple of
-``SAMPLE_EVERY``."""
+"""Trackers show at most SAMPLES attempts as text, of step 1 and of each SAMPLE_EVERYth step."""
 
 Job = Callable[[Tracker], object]
 
@@ -350,11 +313,7 @@ class TrackingRecorder:
     A restart of the trainer's ranks can repeat steps. A tracker does not get the values of a repeated step again,
     because most services cannot replace a value.
 
-    Args:
-        recorder: writes the events to the disk.
-        names: the names of the trackers.
-        warn: prints a warning.
-        limit: seconds; None for ``HANG_SECONDS``.
+    ``recorder`` writes the events to the disk, and ``warn`` prints a warning. The default ``limit`` is HANG_SECONDS.
     """
 
     def __init__(
@@ -372,10 +331,7 @@ class TrackingRecorder:
         self._newest_step, self._names_of_newest = 0, set[str]()  # which values the trackers have
 
     async def record(self, *events: Event) -> None:
-        """Record the events on the disk, then send their metrics and attempts to the trackers.
-
-        Errors of the disk are raised. Errors of trackers are not raised.
-        """
+        """Record the events on the disk, then send them to the trackers. Only errors of the disk are raised."""
         await self._recorder.record(*events)
         if self._threads:
             self._track(events)
@@ -383,9 +339,9 @@ class TrackingRecorder:
                 await self._recorder.record(LogEvent("warning", failure))
 
     def close(self, end: RunEnd) -> None:
-        """Finish all trackers. The maximum total waiting time is the recorder's argument ``limit``, in seconds."""
+        """Finish all trackers, within ``limit`` seconds in all."""
         for thread in self._threads:
-            thread.submit(lambda tracker: tracker.finish(end))
+            thread.submit(methodcaller("finish", end))
             thread.submit(None)
         deadline = time.monotonic() + self._limit
         for thread in self._threads:
@@ -400,18 +356,19 @@ class TrackingRecorder:
         for event in events:
             match event:
                 case StepMetrics(step, metrics):
-                    values.setdefault(step, {}).update(_renamed(metrics))
+                    values.setdefault(step, {}).update({metric_name(name): one for name, one in metrics.items()})
                 case StepTimings(step, metrics):
-                    values.setdefault(step, {}).update(_renamed(metrics, are_timings=True))
+                    values.setdefault(step, {}).update({metric_name(name, True): one for name, one in metrics.items()})
                 case AttemptFinished(trajectory):
                     # The first attempts of the first groups, in whatever order the attempts end.
                     self._attempts.append(trajectory)
                     self._attempts = sorted(self._attempts, key=lambda one: one.attempt.sort_key)[:SAMPLES]
         for step, metrics in values.items():
             if new := self._without_repeated(step, metrics):
-                self._submit(_metrics_job(step, new))
+                self._submit(methodcaller("log_metrics", step, new))
                 if self._attempts and (step == 1 or step % SAMPLE_EVERY == 0):
-                    self._submit(_attempts_job(step, tuple(map(AttemptSample.of, self._attempts))))
+                    samples = tuple(map(AttemptSample.of, self._attempts))
+                    self._submit(methodcaller("log_attempts", step, samples))
             self._attempts = []
 
     def _without_repeated(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -439,8 +396,6 @@ class TrackingRecorder:
 
 
 class _TrackerThread(threading.Thread):
-    """The daemon thread that makes one tracker and calls its methods."""
-
     def __init__(self, tracker: str, run: TrackedRun) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self.tracker = tracker
@@ -470,15 +425,3 @@ class _TrackerThread(threading.Thread):
         except BaseException as error:  # SystemExit too, which packages raise in order to end the process
             self._called = None
             self.failure = redact(" ".join(shorten(f"{type(error).__name__}: {error}").split()))
-
-
-def _metrics_job(step: int, values: Mapping[str, float]) -> Job:
-    return lambda tracker: tracker.log_metrics(step, values)
-
-
-def _attempts_job(step: int, attempts: Sequence[AttemptSample]) -> Job:
-    return lambda tracker: tracker.log_attempts(step, attempts)
-
-
-def _renamed(values: Mapping[str, float], are_timings: bool = False) -> dict[str, float]:
-    return {metric_name(name, are_timings): value for name, value in values.items()}
