@@ -18,7 +18,7 @@ from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent
 from agent_r1.tasksets import is_available
 from agent_r1.viewer.charts import PANELS, Curve, Curves
-from agent_r1.viewer.report import CriticReport, RunReport, Validation
+from agent_r1.viewer.report import CriticCalibration, RunReport, Validation
 from agent_r1.viewer.text import duration, number, one_line, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -245,7 +245,7 @@ def _curves(curves: Curves, width: int, blocks: str) -> RenderableType:
     return found.rendered()
 
 
-def _critic(critic: CriticReport) -> Iterator[RenderableType]:
+def _critic(critic: CriticCalibration) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 2, 0, 0))
     names = ("states before", "states", "mean value", "mean reward after", "explained variance")
     for name in names:

@@ -177,7 +177,7 @@ class RunReport:
     file: Path | None
     hardware: Mapping[str, Any]
     profile: Mapping[str, float]
-    critic: CriticReport | None
+    critic: CriticCalibration | None
     events: Sequence[RecordedEvent]
 
     @property
@@ -391,7 +391,7 @@ class CriticRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CriticReport:
+class CriticCalibration:
     """How well the critic predicts.
 
     ``calibration_error`` is the mean of |mean V - mean G| over ``BINS`` ranges of V, weighted by their predictions.
@@ -404,7 +404,7 @@ class CriticReport:
 BINS = 5
 
 
-def read_critic(reader: RunReader) -> CriticReport | None:
+def read_critic(reader: RunReader) -> CriticCalibration | None:
     """Return the report on the critic of a run; None if no values were recorded."""
     weights = reader.config().get("reward_weights", {})
     recorded = AttemptFilter(recorded=True)
@@ -428,7 +428,7 @@ def _predictions(
             yield Prediction(turn, value, math.fsum(following))
 
 
-def make_critic_report(predictions: Sequence[Prediction]) -> CriticReport:
+def make_critic_report(predictions: Sequence[Prediction]) -> CriticCalibration:
     turns = sorted({one.turn for one in predictions})
     rows = [_critic_row("all turns", predictions)]
     rows += [_critic_row(f"turn {turn}", [one for one in predictions if one.turn == turn]) for turn in turns]
@@ -436,7 +436,7 @@ def make_critic_report(predictions: Sequence[Prediction]) -> CriticReport:
     edges = [index * len(ranked) // BINS for index in range(BINS + 1)]
     bins = [ranked[start:end] for start, end in pairwise(edges) if end > start]
     error = math.fsum(abs(math.fsum(one.value - one.reward for one in part)) for part in bins) / len(ranked)
-    return CriticReport(tuple(rows), error)
+    return CriticCalibration(tuple(rows), error)
 
 
 def _critic_row(name: str, predictions: Sequence[Prediction]) -> CriticRow:
