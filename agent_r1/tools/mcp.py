@@ -110,6 +110,14 @@ class HttpServer:
 McpServer = StdioServer | HttpServer
 
 
+def redact_secrets(text: str, server: McpServer) -> str:
+    """Return the text without the variables or headers of ``server``, and without credentials in addresses."""
+    words = {word for value in server.secrets for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
+    for word in sorted(words, key=len, reverse=True):  # a credential can contain another one
+        text = text.replace(word, REDACTED)
+    return redact(text)
+
+
 def mcp_tools(
     server: str | McpServer,
     *,
@@ -228,12 +236,7 @@ class _Connection:
         assert self._log is not None
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        text = f"{reason} ({lines[-1][:200]})" if lines else reason
-        values = self._server.secrets
-        words = {word for value in values for word in (value, *value.split()) if len(word) >= _MIN_SECRET}
-        for word in sorted(words, key=len, reverse=True):  # a credential can contain another one
-            text = text.replace(word, REDACTED)
-        return redact(text)
+        return redact_secrets(f"{reason} ({lines[-1][:200]})" if lines else reason, self._server)
 
 
 def _describe(error: BaseException) -> str:

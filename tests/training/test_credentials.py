@@ -19,7 +19,7 @@ from agent_r1.retrieval.client import Health, RemoteRetriever
 from agent_r1.retrieval.retriever import BM25Index, Passage, search_tool
 from agent_r1.retrieval.server import RetrievalServer
 from agent_r1.store.reader import RunReader
-from agent_r1.tools.mcp import HttpServer, StdioServer
+from agent_r1.tools.mcp import HttpServer, StdioServer, redact_secrets
 from agent_r1.training.config import TasksetConfig
 
 SECRET = "correct-horse/battery"
@@ -144,7 +144,7 @@ def test_descriptions_of_tool_servers_have_no_credentials() -> None:
     stdio = StdioServer(("python", "s.py", "--api-key", SECRET, f"--token={SECRET}"), {"KEY": SECRET})
     http = HttpServer(f"http://ann:{SECRET}@host/mcp", {"Authorization": f"Bearer {SECRET}"})
     for server in (stdio, http):
-        assert SECRET not in f"{server} {server.redact(f'it said {SECRET}')}"
+        assert SECRET not in f"{server} {redact_secrets(f'it said {SECRET}', server)}"
     assert "horse" not in str(StdioServer(("uvx", f"http://ann:it's-{SECRET}@host", f"--url=http://ann:{SECRET}@host")))
     words = ("env", f"OPENAI_API_KEY={SECRET}", "serve", "--header", f"Authorization: Bearer {SECRET}", "-k", SECRET)
     shown = str(StdioServer((*words, "--max_tokens", "5")))
