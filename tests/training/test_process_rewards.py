@@ -12,14 +12,13 @@ from agent_r1.core.trajectory import Group
 from agent_r1.data.training_sample import select_trainable
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.store.reader import RunReader
-from agent_r1.store.verification import run_digest
 from agent_r1.tasksets import build
 from agent_r1.tasksets.tinywiki.search import search
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
-SMALL = {"steps": 2, "groups_per_step": 6, "group_size": 6, "evaluate_n": 2, "seed": 5, "pass_k": 0}
+SMALL = {"steps": 2, "groups_per_step": 3, "group_size": 4, "evaluate_n": 1, "seed": 5, "pass_k": 0}
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +80,6 @@ def test_with_weight_0_a_run_equals_one_without_the_reward(runs):
     assert equal(weights(runs["weight 0"]), weights(runs["without"]))
     assert call_rewards(runs["weight 0"]) and not call_rewards(runs["without"])
     assert {given["found"] for calls in call_rewards(runs["weight 0"]) for given in calls} == {0.0, 1.0}
-
-
-def test_with_weight_0_the_digest_equals_that_of_a_run_without_the_reward(runs):
-    digests = {}
-    for name, folder in runs.items():
-        reader = RunReader(folder)
-        digests[name] = run_digest(reader)
-        reader.close()
-    assert digests["weight 0"] == digests["without"] != digests["weight 0.5"]
 
 
 def test_another_weight_changes_the_trained_model(runs):

@@ -28,9 +28,7 @@ from agent_r1.training.resume import DECODE_STEP
 from agent_r1.training.run import UPDATE
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "step"), [("grpo", 0), ("grpo", STEPS // 2), *(("ppo", step) for step in range(STEPS))]
-)
+@pytest.mark.parametrize(("algorithm", "step"), [("grpo", STEPS // 2), ("ppo", 0), ("ppo", 2), ("ppo", STEPS - 1)])
 def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one(
     algorithm: str, step: int, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
@@ -51,8 +49,7 @@ def recorded_tokens(folder: Path) -> list[str]:
     return sorted(repr(replace(record, attempt=replace(record.attempt, run=""))) for record in records)
 
 
-@pytest.mark.parametrize("step", [4])
-def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
+def test_groups_that_refilled_a_step_are_counted(whole: Callable[..., Whole], tmp_path: Path) -> None:
     refilling: dict[str, Any] = {
         "reward_weights.found": 0.0,
         "algorithm": {"max_refill_rounds": 2, "constant_groups": "drop"},
@@ -60,13 +57,7 @@ def test_groups_that_refilled_a_step_are_counted(step: int, whole: Callable[...,
     run = whole(steps=6, **refilling)
     with closing(RunReader(run.place / "whole")) as reader:
         assert sum(metrics.values["refilled_groups"] for metrics in reader.metrics()) > 3
-    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
-
-
-@pytest.mark.parametrize("step", [4])
-def test_the_whole_state_of_a_run_is_restored(step: int, whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(unpredictable=True, **EVERYTHING)
-    assert resume(run.taskset, run.stopped(step, tmp_path)) == run.result
+    assert resume(run.taskset, run.stopped(4, tmp_path)) == run.result
 
 
 def test_moments_in_8_bits_are_restored(torchao: None, whole: Callable[..., Whole], tmp_path: Path) -> None:
@@ -87,12 +78,11 @@ def acknowledged(folder: Path) -> Counter[str]:
         )
 
 
-@pytest.mark.parametrize("step", [1, 4])
 def test_with_stale_rollouts_nothing_recorded_is_lost_and_nothing_is_trained_twice(
-    step: int, whole: Callable[..., Whole], tmp_path: Path
+    whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
     run = whole(max_staleness=2)
-    folder = run.stopped(step, tmp_path)
+    folder = run.stopped(4, tmp_path)
     before = acknowledged(folder)
     resume(run.taskset, folder)
     assert verify(folder).violations == () and not before - acknowledged(folder)
@@ -186,7 +176,7 @@ def test_a_missing_newest_checkpoint_is_reported(whole: Callable[..., Whole], tm
 
 
 def test_a_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run, other = whole(algorithm="grpo"), whole(algorithm="grpo", seed=1)
+    run, other = whole(algorithm="grpo"), whole(algorithm="ppo")
     folder, foreign = run.stopped(4, tmp_path), other.stopped(4, tmp_path / "other") / "checkpoints" / "step-4"
     shutil.rmtree(folder / "checkpoints" / "step-4")
     shutil.copytree(foreign, folder / "checkpoints" / "step-4")
