@@ -35,7 +35,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make torchao importable. The Makefile installs it in a folder of its own."""
     if find_spec("torchao") is None:
         monkeypatch.syspath_prepend(str(Path(sys.prefix) / "torchao"))
     if find_spec("torchao") is None:

@@ -29,20 +29,16 @@ def task() -> Task:
 
 @pytest.fixture(scope="session")
 def context() -> Callable[[int], RolloutContext]:
-    """Return the context of an attempt, by its index in the group."""
     return lambda sample_index=0: RolloutContext(AttemptId("run", "t/1", 0, sample_index), seed=sample_index)
 
 
 @pytest.fixture(scope="session")
 def make_action() -> Callable[..., Action]:
-    """Return an action with a text and tool calls."""
     return lambda text="", *calls: Action(Message.assistant(text, calls), text)
 
 
 @pytest.fixture(scope="session")
 def make_trajectory() -> Callable[..., Trajectory]:
-    """Return a trajectory from actions, each with the results of its calls."""
-
     def build(*turns: tuple[Action, Sequence[ToolResult]], status: Status = Status.COMPLETED) -> Trajectory:
         made = tuple(
             Turn(index, index - 1 if index else None, (), (), (), (), "stop", action, results=tuple(results))
@@ -55,20 +51,16 @@ def make_trajectory() -> Callable[..., Trajectory]:
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., ToolCall]:
-    """Return a well-formed tool call."""
     return lambda name, id="c0", /, **arguments: ToolCall(id, name, arguments, "")
 
 
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
-    """Return a sandbox of the default level with small limits."""
     return sandbox_or_skip(Limits(seconds=5, memory=2**28, disk=2**20, output=1000))
 
 
 @pytest.fixture(scope="session")
 def has_ended() -> Callable[[int], bool]:
-    """Return whether a process ends within a few seconds."""
-
     def has_ended(pid: int) -> bool:
         for _ in range(100):
             try:
@@ -85,7 +77,6 @@ def has_ended() -> Callable[[int], bool]:
 
 @pytest.fixture(scope="session")
 def serve_script() -> Iterator[Callable[[Path], tuple[str, int]]]:
-    """Start a server script on a free port of localhost. Return its URL and its process id."""
     running: list[subprocess.Popen[bytes]] = []
 
     def serve_script(script: Path) -> tuple[str, int]:

@@ -44,11 +44,6 @@ def call() -> Callable[[str, str], str]:
 
 @pytest.fixture(scope="session")
 def run_attempts() -> Callable[..., list[Trajectory]]:
-    """Return ``run(taskset, tasks, script, size)``, which makes ``size`` scored attempts at each task.
-
-    ``script`` returns the text of a turn for a given prompt, or is a list with one text per turn.
-    """
-
     def run(taskset: TaskSet, tasks: Sequence[Task], script: Reply | list[str], size: int = 1) -> list[Trajectory]:
         renderer = TemplateRenderer(hermes_tokenizer())
         reply = script if callable(script) else _by_turn(script)
@@ -72,8 +67,6 @@ def _by_turn(script: list[str]) -> Reply:
 
 @pytest.fixture
 def rows_file(tmp_path: Path) -> Callable[..., Path]:
-    """Return ``write(*rows)``, which writes a JSONL file of rows."""
-
     def write(*rows: Any, name: str = "data.jsonl") -> Path:
         path = tmp_path / name
         path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")

@@ -55,8 +55,6 @@ class Ended:
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]):
-    """``run("train", "--steps", "3")`` returns the result of ``agent-r1 train --steps 3``."""
-
     def call(*arguments: str) -> Ended:
         capfd.readouterr()
         code = main(arguments)
@@ -67,7 +65,6 @@ def run(capfd: pytest.CaptureFixture[str]):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a tiny model with random weights."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer(["Double a number", "what to double"])
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -78,7 +75,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, with ``agent.py``."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)
     return tmp_path

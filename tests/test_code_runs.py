@@ -49,7 +49,6 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen2 that speaks the Hermes format byte by byte."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer = hermes_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -137,7 +136,6 @@ def test_a_sandbox_of_a_users_file_is_recorded(run: Run, tmp_path: Path) -> None
 
 @pytest.fixture(autouse=True)
 def no_earlier_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the sandboxes of earlier tests that are not garbage-collected yet."""
     monkeypatch.setattr("agent_r1.sandbox.sandbox._unconfined", WeakSet())
 
 

@@ -70,7 +70,6 @@ def run(found: Sequence[Block]) -> None:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig]:
-    """Replace training, which takes time, by a check of its settings. The list holds the settings of each training."""
     monkeypatch.chdir(tmp_path)
     configs: list[TrainConfig] = []
 

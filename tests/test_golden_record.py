@@ -138,7 +138,6 @@ def test_a_record_belongs_to_the_processor_that_made_it(monkeypatch: pytest.Monk
 def test_the_record_is_found_by_what_the_system_says_of_its_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text is from the AMD EPYC of `record_amd_epyc.json`, as Linux lists it for each of its cores."""
     core = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\n"
     (tmp_path / "cpuinfo").write_text(2 * f"processor\t: 0\n{core}")
     monkeypatch.setattr(sys.modules[__name__], "CPU_INFO", tmp_path / "cpuinfo")

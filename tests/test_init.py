@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """A new project, in the working directory."""
     monkeypatch.chdir(tmp_path)
     assert main(["init", "towns", "--json"]) == 0
     files = ["README.md", "agent.py", "test_agent.py", "train.toml"]

@@ -46,7 +46,6 @@ def test_on_windows_one_line_names_the_systems_that_are_supported(program: str, 
 
 
 def test_every_file_that_is_no_module_is_listed_as_data_of_the_package() -> None:
-    """An installed wheel then has the templates of ``agent-r1 init``, the pages of the viewer, and tiny-base."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     listed = {
         path

@@ -58,9 +58,6 @@ class Algorithm(Component):
     """An advantage estimator, a policy loss and optional terms.
 
     :func:`agent_r1.algorithms.validation.check_algorithm` checks that the components fit together.
-
-    Example:
-        Algorithm(name="dapo", paper="2503.14476", advantage=GroupRelative(scale="std"), loss=Clip(clip_high=0.28))
     """
 
     name: str
@@ -373,7 +370,6 @@ def _scatter(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def objective(algorithm: Algorithm) -> str:
-    """Return the objective of the algorithm in one line."""
     return "; ".join(clauses(algorithm))
 
 

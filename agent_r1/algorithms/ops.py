@@ -221,10 +221,7 @@ def kl_k3(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor
 
 
 def kl_k3_plus(logprobs: Tensor, other: Tensor, bound: float | None = None) -> Tensor:
-    """Return the value of k3 with the gradient of k2: (n,). ``bound`` limits only the value.
-
-    The value is unbiased, and the expected gradient is that of KL(pi || q).
-    """
+    """Return the value of k3 with the gradient of k2: (n,). ``bound`` limits only the value."""
     k2 = kl_k2(logprobs, other)
     # k2 - sg(k2) is 0, and has the gradient of k2
     return kl_k3(logprobs, other, bound).detach() + k2 - k2.detach()
@@ -264,9 +261,6 @@ def mean_weights(mask: Tensor) -> Tensor:
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2), with the target G.
-
-    V_clipped is V, clipped to [V_old - ``clip``, V_old + ``clip``].
-    """
+    """Return PPO's value loss of each state: 0.5 * max((V - G)^2, (V_clipped - G)^2), with the target G."""
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - target).square(), (clipped - target).square())

@@ -95,10 +95,7 @@ def _parameters(component: Component, prefix: str) -> Iterator[tuple[str, object
 
 
 def with_parameters(algorithm: Algorithm, settings: Mapping[str, object]) -> Algorithm:
-    """Return a copy of the algorithm with new values by dotted key. Raise InvalidInput if a key or value is invalid.
-
-    Whether the components fit together is not checked.
-    """
+    """Return a copy of the algorithm with new values by dotted key. Raise InvalidInput if a key or value is invalid."""
     changed = _replace(algorithm, settings, "")
     assert isinstance(changed, Algorithm)
     return changed

@@ -68,7 +68,6 @@ class Filters(Component):
         return selection
 
     def loss_excluded(self, samples: Sequence[TrainingSample]) -> list[str | None]:
-        """Return for each sample the reason to exclude it from the loss, or None."""
 
         def reason(sample: TrainingSample) -> str | None:
             if self.overlong and sample.trajectory.truncated:
@@ -79,7 +78,6 @@ class Filters(Component):
 
     @property
     def formula(self) -> str:
-        """A description of the filters that are on."""
         words = {
             "staleness": f"older than {self.staleness} updates",
             "greedy": "without greedy attempt",

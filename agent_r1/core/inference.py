@@ -155,12 +155,7 @@ class ScoredTokens:
         return ScoredTokens(self.token_ids + other.token_ids, self.logprobs + other.logprobs)
 
     def continued(self, token_ids: tuple[int, ...]) -> ScoredTokens:
-        """Return ``token_ids`` with the log-probabilities of the prefix that they share with this object, then 0.
-
-        Example:
-            >>> ScoredTokens((1, 17), (0.0, -0.1)).continued((1, 17, 4))
-            ScoredTokens(token_ids=(1, 17, 4), logprobs=(0.0, -0.1, 0.0))
-        """
+        """Return ``token_ids`` with the log-probabilities of the prefix that they share with this object, then 0."""
         pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(self.token_ids), len(token_ids)))
         return ScoredTokens(token_ids, self.logprobs[:same] + (0.0,) * (len(token_ids) - same))
@@ -204,11 +199,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves.
-
-        If ``update.version`` has a checksum, the returned version has the checksum of the engine's own weights. Raise
-        EngineError if the weights cannot be loaded.
-        """
+        """Load new weights, drop the KV caches of older weights, and return the version that the engine now serves."""
         ...
 
     async def release(self, session_id: str) -> None: ...

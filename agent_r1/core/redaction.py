@@ -28,14 +28,7 @@ _ENCODED_URL = re.compile(r"(?<==)[^&#=]*%3A(?:%2F){1,2}[^&#]*(?:%40|@)[^&#]*", 
 
 
 def redact(text: str) -> str:
-    """Replace the credentials in each web address of a text with ``***``.
-
-    Credentials are the user name, the password, and parameters such as ``token``, ``api_key`` or ``sig``.
-
-    Example:
-        >>> redact("no answer from http://ann:secret@10.0.0.1:8800/search?token=abc&index=wiki18")
-        'no answer from http://***@10.0.0.1:8800/search?token=***&index=wiki18'
-    """
+    """Replace the credentials in each web address of a text with ``***``."""
     return _URL.sub(_redact_match, text) if ":/" in text else text
 
 

@@ -18,9 +18,6 @@ class Task:
 
     Raise InvalidInput if the messages cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not text, or a
     text contains a lone surrogate (half a character).
-
-    Example:
-        Task("style-a/7", "What is the capital of Alba?", {"answers": ("Bruno",)})
     """
 
     id: str  # unique in its task set

@@ -31,13 +31,6 @@ class ReferenceSolutions:
 
     ``expected_rewards`` are compared with the sums of the rewards over an episode. Leave out rewards that a wrong
     solution can also earn, such as a reward for any search.
-
-    Example:
-        ReferenceSolutions(
-            gold=(ReferenceSolution("answer", script(Message.assistant("<answer>Bruno</answer>"))),),
-            wrong=(ReferenceSolution("no answer", script(Message.assistant("I do not know."))),),
-            expected_rewards={"em": 1.0},
-        )
     """
 
     gold: tuple[ReferenceSolution, ...]  # right solutions: each must reach every expected reward

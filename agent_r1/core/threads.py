@@ -167,7 +167,6 @@ def _settle_all(outcomes: list[_Outcome]) -> None:
 
 
 def settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    """Set the result of a future, or its error if ``error`` is not None."""
     if future.done():  # for example because its caller was cancelled
         return
     if error is None:

@@ -97,11 +97,6 @@ class Turn:
     """One transition of the step-level MDP (arXiv:2511.14460, section 2): a state and an action.
 
     The action is the sampled tokens. The state is all tokens that the policy saw before the action.
-
-    Example:
-        Turn(index=1, parent=0, new_ids=(5, 6), action_ids=(9, 2), logprobs=(-0.3, -0.1),
-             version_spans=(PolicyVersionSpan(0, 4),), finish_reason="stop", action=action)
-        # This turn continues turn 0. The policy read the new tokens 5 6, and sampled the tokens 9 2.
     """
 
     index: int

@@ -83,9 +83,6 @@ class TrainingBatch:
 
     Usually the N tokens are action tokens only. If an algorithm trains on observations, these are included. Turns
     without action tokens are left out. ``sequences`` holds all tokens that the model reads, with prompts.
-
-    Example: the first trajectory has two turns (2 tokens and 1 token), the second trajectory has one turn (1 token):
-        token_turn 0 0 1 2, turn_trajectory 0 0 1, trajectory_group 0 0
     """
 
     ids: Tensor  # (N,) int64

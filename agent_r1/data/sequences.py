@@ -25,16 +25,6 @@ class TokenSequence:
 
     n of the T tokens are predicted tokens, for which the model's logits are used: action tokens, and with some
     algorithms also observation tokens. s is the number of actions that consist of predicted tokens.
-
-    Example: prompt 5 6, action 7, then two branches: observation 3 with action 8, and observation 4 with action 9:
-        ids                 5 6 7 3 8 4 9   (T)
-        position_ids        0 1 2 3 4 3 4   (T) number of earlier tokens to which the token attends
-        subtree_end         7 7 7 5 5 7 7   (T) e for token j: exactly the tokens j .. e - 1 attend to token j
-        token_positions     2 4 6           (n) indices of the predicted tokens 7 8 9 in the sequence
-        logit_positions     1 3 5           (n) indices in the sequence at which the logits predict 7 8 9
-        tokens              0 1 2           (n) indices of 7 8 9 among the tokens of the training batch
-        post_action_states  2 4 6           (s) index of each action's last token in the sequence
-        turns               0 1 2           (s) index of each action's turn among the turns of the training batch
     """
 
     trajectory: int  # index in the training batch
@@ -316,11 +306,6 @@ def merge_sequences(sequences: Sequence[TokenSequence]) -> TokenSequence:
 
     The result is a tree of tokens in depth-first order. Two tokens become one token of the tree if they and all tokens
     before them are equal.
-
-    Example: the sequences 70 71 72 73 and 70 71 74 become
-        ids           70 71 72 73 74
-        position_ids   0  1  2  3  2
-        subtree_end    5  5  4  4  5   (index after the last token of the token's subtree)
     """
     if len(sequences) == 1:
         return sequences[0]

@@ -112,12 +112,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def import_attribute(name: str) -> Any:
-    """Return the attribute that ``name`` (``module:attribute``) names.
-
-    Example:
-        >>> import_attribute("math:sqrt")(9.0)
-        3.0
-    """
+    """Return the attribute that ``name`` (``module:attribute``) names."""
     module, _, attribute = name.partition(":")
     return attrgetter(attribute)(importlib.import_module(module))
 

@@ -38,12 +38,7 @@ class TextGame(Protocol):
     """A game. It runs in a process of its own, so its methods are allowed to block."""
 
     def open(self, seed: int, attempt_seed: int) -> Observation:
-        """Start the game, and return the first observation.
-
-        Args:
-            seed: determines the content of the game, such as a secret number. Equal for all attempts at a task.
-            attempt_seed: determines other random draws, such as an opponent's moves. Different for each attempt.
-        """
+        """Start the game, and return the first observation."""
         ...
 
     def step(self, text: str) -> Observation: ...

@@ -24,12 +24,7 @@ _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """Return an observation as JSON. If the observation is a single field with text, return this text.
-
-    Example:
-        >>> as_text({"echo": "hello"}), as_text({"x": 1, "y": 2})
-        ('hello', '{"x": 1, "y": 2}')
-    """
+    """Return an observation as JSON. If the observation is a single field with text, return this text."""
     values = list(observation.values())
     return values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(observation)
 

@@ -47,10 +47,7 @@ class WorkerProcess:
         self._streams = await asyncio.open_connection(sock=connection)
 
     async def call(self, method: str, *arguments: Any, timeout: float) -> CallOutcome:
-        """Call a method of the object in the worker process. Return the outcome: a value, a failure or a timeout.
-
-        The arguments must be JSON values. If the call exceeds ``timeout`` seconds, the process is killed.
-        """
+        """Call a method of the object in the worker process. Return the outcome: a value, a failure or a timeout."""
         return await self.request({"call": method, "arguments": arguments}, timeout)
 
     async def request(self, request: Mapping[str, Any], timeout: float) -> CallOutcome:

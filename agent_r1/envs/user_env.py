@@ -123,9 +123,6 @@ class ModelUser:
     The model gets the conversation with exchanged roles: the agent's messages are user messages, and the user's
     messages are assistant messages. The model does not see the agent's reasoning, tool calls and tool results. If the
     model's reply is empty, the model is asked once more. A second empty reply ends the conversation.
-
-    Example:
-        ModelUser(lambda task: f"You want {task.data['wish']}. Say DONE when you have it.", "DONE", client)
     """
 
     persona: Callable[[Task], str]  # task -> system message: who the user is and what the user wants

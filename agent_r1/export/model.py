@@ -35,18 +35,12 @@ NOT_OF_THE_MODEL = (MANIFEST, "trainer*.safetensors", "trainer.json", "progress.
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:
-    """The weights that a run saved after a step.
+    """The weights that a run saved after a step."""
 
-    Attributes:
-        folder: the folder of the model; with LoRA, of the adapter.
-        is_best: whether ``step`` is the best step by validation.
-        merged: the folder of the model with the merged adapter; None if the run saved none.
-    """
-
-    folder: Path
+    folder: Path  # the folder of the model; with LoRA, of the adapter
     step: int
-    is_best: bool
-    merged: Path | None = None
+    is_best: bool  # whether ``step`` is the best step by validation
+    merged: Path | None = None  # the folder of the model with the merged adapter; None if the run saved none
 
     @property
     def is_adapter(self) -> bool:

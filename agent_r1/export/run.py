@@ -111,20 +111,15 @@ def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The result of an export.
-
-    Attributes:
-        facts: for a model, the training step of its weights. For trajectories or metrics, how many conversations or
-            training steps were written, and the settings that selected them.
-        bytes: the total size of the files.
-        pushed: the URL of the commit on the hub; None if nothing was uploaded.
-    """
+    """The result of an export."""
 
     format: ExportFormat
     out: Path
+    # for a model, the training step of its weights. For trajectories or metrics, how many conversations or training
+    # steps were written, and the settings that selected them
     facts: Mapping[str, Any]
-    bytes: int
-    pushed: str | None = None
+    bytes: int  # the total size of the files
+    pushed: str | None = None  # the URL of the commit on the hub; None if nothing was uploaded
 
 
 def export_run(

@@ -39,9 +39,6 @@ class ExportedAttempt:
         """Return ids, status, rewards and fate of the attempt as JSON values.
 
         The fate is "trained", "dropped" or "pending" (neither so far).
-
-        Example:
-            {"id": "demo:3.0.0:style-a/7", .., "fate": "trained", "status": "completed", "reward": 1.0, ..}
         """
         summary, trajectory = self.summary, self.trajectory
         return {
@@ -102,11 +99,7 @@ def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> 
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return the exact tokens, text and process rewards of a turn as JSON values.
-
-    Example:
-        {"index": 0, "parent": None, "kind": "act", .., "new_ids": (5, 6), "action_ids": (9, 2), "text": "Alba", ..}
-    """
+    """Return the exact tokens, text and process rewards of a turn as JSON values."""
     return {
         "index": turn.index,
         "parent": turn.parent,

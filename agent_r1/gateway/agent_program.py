@@ -103,13 +103,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AgentHost:
-    """The gateway and the threads that all attempts of an agent program share.
-
-    Example:
-        host = AgentHost()
-        (trajectory,) = await AgentProgram(run, policy, host).run(task, context)
-        await host.close()
-    """
+    """The gateway and the threads that all attempts of an agent program share."""
 
     config: GatewayConfig = field(default_factory=GatewayConfig)
     gateway: Gateway = field(default_factory=Gateway)

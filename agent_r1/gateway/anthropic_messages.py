@@ -252,11 +252,7 @@ def read(data: Json) -> AnthropicRequest:
 
 
 def error_json(error: RequestError) -> Json:
-    """Return the JSON body of an error response, in Anthropic's format.
-
-    Example:
-        {"type": "error", "error": {"type": "rate_limit_error", "message": "too many requests"}}
-    """
+    """Return the JSON body of an error response, in Anthropic's format."""
     kinds = {
         401: "authentication_error",
         403: "permission_error",

@@ -83,18 +83,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the alternative answers to a request.
+    """One of the alternative answers to a request."""
 
-    Attributes:
-        message: the message for the client, without the stop string. It has tool calls only if the request has tools.
-        stop_string: the stop string that ended the answer, or None.
-        logprobs: one entry for each sampled token, also for tokens of the stop string. () if not requested.
-    """
-
+    # the message for the client, without the stop string. It has tool calls only if the request has tools
     message: Message
     end: EndReason
     num_tokens: int
-    stop_string: str | None = None
+    stop_string: str | None = None  # the stop string that ended the answer, or None
+    # one entry for each sampled token, also for tokens of the stop string. () if not requested
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -142,42 +138,29 @@ class Draft:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """An answer while it is sampled. The object stays empty if the model does not support streaming.
+    """An answer while it is sampled. The object stays empty if the model does not support streaming."""
 
-    Attributes:
-        start: the first part of the stream; None if the stream cannot begin yet.
-        read: converts ``token_ids`` to the part of the message that can already be sent.
-        token_ids: the tokens that were sampled so far.
-    """
-
-    start: StreamStart | None = None
+    start: StreamStart | None = None  # the first part of the stream; None if the stream cannot begin yet
+    # converts ``token_ids`` to the part of the message that can already be sent
     read: Callable[[tuple[int, ...]], Message] = lambda token_ids: Message.assistant("")
-    token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] = ()  # the tokens that were sampled so far
 
     def set_tokens(self, token_ids: Sequence[int]) -> None:
         self.token_ids = token_ids
 
 
 class ChatModel(Protocol):
-    """A model that answers requests: the policy within one episode, or a served model.
+    """A model that answers requests: the policy within one episode, or a served model."""
 
-    Attributes:
-        name: the name in the list of models.
-        max_concurrent: how many requests are answered at the same time.
-    """
-
-    name: str
-    max_concurrent: int
+    name: str  # the name in the list of models
+    max_concurrent: int  # how many requests are answered at the same time
 
     def draft(self, request: ChatRequest, live: LiveAnswer) -> Awaitable[Draft]:
         """Return the answer to a request. The caller sends the answer to the client."""
         ...
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a request's prompt.
-
-        Raise RequestError if the prompt cannot be rendered or does not fit into the context.
-        """
+        """Return the number of tokens of a request's prompt."""
         ...
 
 
@@ -187,15 +170,10 @@ Json = dict[str, Any]
 
 
 class DialectRequest(ABC):
-    """A request in a dialect, the format of one API. It also writes the response to the request, in the same dialect.
+    """A request in a dialect, the format of one API. It also writes the response in this dialect."""
 
-    Attributes:
-        chat: the request in the form that all dialects share.
-        streams: whether the client wants the answer as server-sent events.
-    """
-
-    chat: ChatRequest
-    streams: bool
+    chat: ChatRequest  # the request in the form that all dialects share
+    streams: bool  # whether the client wants the answer as server-sent events
 
     @abstractmethod
     def to_json(self, answer: ChatAnswer) -> Json:
@@ -208,19 +186,13 @@ class DialectRequest(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The URL paths and the functions of one dialect, such as OpenAI's chat completions.
+    """The URL paths and the functions of one dialect, such as OpenAI's chat completions."""
 
-    Attributes:
-        paths: the URL paths of requests, such as ``/v1/chat/completions``.
-        read: parses the JSON body of a request. Raises RequestError if the body is invalid.
-        error: returns the JSON body of an error response.
-        count_paths: the URL paths of requests that only count the tokens of a prompt.
-    """
-
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # the URL paths of requests, such as ``/v1/chat/completions``
+    # parses the JSON body of a request. Raises RequestError if the body is invalid
     read: Callable[[Json], DialectRequest]
-    error: Callable[[RequestError], Json]
-    count_paths: tuple[str, ...] = ()
+    error: Callable[[RequestError], Json]  # returns the JSON body of an error response
+    count_paths: tuple[str, ...] = ()  # the URL paths of requests that only count the tokens of a prompt
 
 
 class Lenient(BaseModel):
@@ -272,7 +244,6 @@ class ImagePart(Lenient):
 
     @property
     def url(self) -> str:
-        """The image as a data URL."""
         raise NotImplementedError
 
 
@@ -350,14 +321,7 @@ def read_stop_strings(given: Sequence[str] | None, param: str) -> tuple[str, ...
 
 
 def ignored_arguments(choice: object, tools: Sequence[ToolSpec], others: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the arguments of a request that have no effect, such as "frequency_penalty" or "tool_choice=required".
-
-    Raise RequestError if ``tool_choice`` has a value that is not supported.
-
-    Args:
-        choice: the argument ``tool_choice``. It has no effect if it requires a call.
-        others: the values of other arguments without an effect, by name. None, 0 or empty: the argument was not given.
-    """
+    """Return the arguments of a request that have no effect, such as "frequency_penalty" or "tool_choice=required"."""
     values = {f"tool_choice={choice}": _requires_call(choice, tools), **others}
     return tuple(name for name, value in values.items() if value)
 

@@ -35,17 +35,11 @@ from agent_r1.rollout.user_code import isolate
 
 @dataclass(frozen=True, slots=True)
 class SentAction:
-    """A sampled action that was sent to the client.
+    """A sampled action that was sent to the client."""
 
-    Attributes:
-        before: the conversation before the action.
-        sent: the message that the client received.
-        sampled: the message as the policy sampled it.
-    """
-
-    before: Messages
-    sent: Message
-    sampled: Message
+    before: Messages  # the conversation before the action
+    sent: Message  # the message that the client received
+    sampled: Message  # the message as the policy sampled it
 
 
 def restore_sampled(messages: Messages, sent_actions: Sequence[SentAction]) -> Messages:

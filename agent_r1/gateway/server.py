@@ -92,12 +92,6 @@ class Gateway:
 
     Args:
         port: the port to listen on; 0 for any free port.
-
-    Example:
-        gateway = Gateway()
-        await gateway.start()
-        key = gateway.register(model)
-        client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key=key)
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -127,10 +121,7 @@ class Gateway:
         self._accesses.pop(_hash(key)).answers.close()
 
     async def start(self) -> None:
-        """Start to answer requests in the event loop of the caller, if the gateway was not started yet.
-
-        Set ``NO_PROXY`` of this process, so that clients reach the gateway without a proxy.
-        """
+        """Start to answer requests in the event loop of the caller, if the gateway was not started yet."""
         if self._server is None:
             self._server = BackgroundServer(self._app(), HOST, self._port)
             _bypass_proxy()

@@ -156,7 +156,6 @@ def _without_blank_end(text: str) -> str:
 
 
 def complete_parts(answer: ChatAnswer) -> Iterator[StreamPart]:
-    """Yield the parts of the stream of a complete answer."""
     yield StreamStart(answer.id, answer.num_prompt_tokens)
     for index, choice in enumerate(answer.choices):
         yield from _new_deltas({}, index, choice.message)

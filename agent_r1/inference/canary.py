@@ -44,16 +44,11 @@ class Band:
 
     Differences up to the limits count as rounding errors. An update of the weights changes a log-probability by t in
     the trainer, and by s in the server.
-
-    Attributes:
-        mean: the limit on the mean absolute difference.
-        maximum: the limit on a single absolute difference.
-        floor: the smallest limit on |s - t|. The limit is higher if the trainer's changes t are large (see
-            ``SAME_CHANGE``).
     """
 
-    mean: float
-    maximum: float
+    mean: float  # the limit on the mean absolute difference
+    maximum: float  # the limit on a single absolute difference
+    # the smallest limit on |s - t|. The limit is higher if the trainer's changes t are large (see ``SAME_CHANGE``)
     floor: float
 
 
@@ -74,14 +69,10 @@ prompts may be at most ``Band.floor`` + ``SAME_CHANGE`` * (the largest |t| of al
 
 @dataclass(frozen=True, slots=True)
 class CanaryReading:
-    """The log-probabilities that a server computed for one fixed test prompt.
+    """The log-probabilities that a server computed for one fixed test prompt."""
 
-    Attributes:
-        logprobs: the log-probability of each token of the prompt except the first, at temperature 1.
-        next_logprobs: the log-probabilities of the most likely next tokens at ``TEMPERATURE``, by token id.
-    """
-
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...]  # the log-probability of each token of the prompt except the first, at temperature 1
+    # the log-probabilities of the most likely next tokens at ``TEMPERATURE``, by token id
     next_logprobs: Mapping[int, float]
 
 
@@ -108,11 +99,7 @@ def _prompts(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """The mean and the largest absolute difference between log-probabilities of engine and trainer, in nats.
-
-    Example:
-        str(LogprobGap(mean=2e-6, largest=1e-5)) == "2e-06 on average, 1e-05 at most"
-    """
+    """The mean and the largest absolute difference between log-probabilities of engine and trainer, in nats."""
 
     mean: float
     largest: float
@@ -121,10 +108,7 @@ class LogprobGap:
         return f"{self.mean:.2g} on average, {self.largest:.2g} at most"
 
     def is_rounding(self, precision: ProductPrecision) -> bool:
-        """Return whether ``mean`` and ``largest`` are small enough to be rounding errors of ``precision``.
-
-        If ``mean`` or ``largest`` is NaN, return False.
-        """
+        """Return whether ``mean`` and ``largest`` are small enough to be rounding errors of ``precision``."""
         band = BANDS[precision]
         return self.mean <= band.mean and self.largest <= band.maximum
 
@@ -156,15 +140,10 @@ def _score(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int])
 
 @dataclass(frozen=True, slots=True)
 class CanaryResult:
-    """The log-probabilities of the fixed test prompts for one version of the weights.
+    """The log-probabilities of the fixed test prompts for one version of the weights."""
 
-    Attributes:
-        canary: computed by the trainer.
-        readings: computed by a server, one reading per prompt.
-    """
-
-    canary: Canary
-    readings: tuple[CanaryReading, ...]
+    canary: Canary  # computed by the trainer
+    readings: tuple[CanaryReading, ...]  # computed by a server, one reading per prompt
 
 
 def find_mismatch(now: CanaryResult, before: CanaryResult | None, precision: ProductPrecision) -> str | None:

@@ -314,21 +314,13 @@ class CachePages:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of a KV cache. The cache consists of blocks, and a block consists of slots for one sequence each.
+    """The size of a KV cache. The cache consists of blocks, and a block consists of slots for one sequence each."""
 
-    Attributes:
-        rows: the number of slots in a block.
-        blocks: the maximum number of blocks.
-        pages: the maximum number of pages (``PAGE_TOKENS`` tokens each) of all slots together.
-        session_pages: the minimum number of pages that a slot takes when a sequence begins.
-        capacity: the number of tokens for which a new slot has room. The room grows if a sequence needs more.
-    """
-
-    rows: int
-    blocks: int
-    pages: int
-    session_pages: int
-    capacity: int
+    rows: int  # the number of slots in a block
+    blocks: int  # the maximum number of blocks
+    pages: int  # the maximum number of pages (``PAGE_TOKENS`` tokens each) of all slots together
+    session_pages: int  # the minimum number of pages that a slot takes when a sequence begins
+    capacity: int  # the number of tokens for which a new slot has room. The room grows if a sequence needs more
 
 
 def cache_size(

@@ -152,16 +152,11 @@ padding."""
 
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
-    """The largest sizes of a prefill pass, a forward pass that computes keys and values of new tokens.
+    """The largest sizes of a prefill pass, a forward pass that computes keys and values of new tokens."""
 
-    Attributes:
-        chunk: the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked
-            prefill).
-        tokens: the largest number of tokens in a pass, including padding.
-    """
-
+    # the largest number of tokens of one sequence in a pass. Longer prompts take several passes (chunked prefill)
     chunk: int
-    tokens: int
+    tokens: int  # the largest number of tokens in a pass, including padding
 
     def rows(self, new: int, context: int) -> int:
         """Return the number of rows of a prefill pass.
@@ -205,16 +200,11 @@ The keys are the precisions of matrix products."""
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A part of a sequence whose keys and values must be computed and written to the KV cache.
+    """A part of a sequence whose keys and values must be computed and written to the KV cache."""
 
-    Attributes:
-        slot: the place of the sequence in the KV cache.
-        before: all tokens before this part, which are already in the slot.
-        token_ids: the tokens of this part. A negative number stands for a feature of an image (:class:`ImageCache`).
-    """
-
-    slot: CacheSlot
-    before: tuple[int, ...]
+    slot: CacheSlot  # the place of the sequence in the KV cache
+    before: tuple[int, ...]  # all tokens before this part, which are already in the slot
+    # the tokens of this part. A negative number stands for a feature of an image (:class:`ImageCache`)
     token_ids: tuple[int, ...]
 
     @property
@@ -233,17 +223,12 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCopy:
-    """A request to copy the keys and values of a prefix from the slot ``source`` to the slot ``target``.
-
-    Attributes:
-        tokens: the length of the prefix, in tokens.
-        start: the number of tokens that the target already holds. Their keys and values are not copied.
-    """
+    """A request to copy the keys and values of a prefix from the slot ``source`` to the slot ``target``."""
 
     source: CacheSlot
     target: CacheSlot
-    tokens: int
-    start: int = 0
+    tokens: int  # the length of the prefix, in tokens
+    start: int = 0  # the number of tokens that the target already holds. Their keys and values are not copied
 
 
 class ModelRunner:

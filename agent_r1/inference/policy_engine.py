@@ -75,10 +75,7 @@ class WeightFolders:
         self._base: Path | None = None
 
     def write(self, model: PreTrainedModel, number: int) -> Path:
-        """Write the weights of ``model`` as one version, and return the folder of this version.
-
-        Raise EngineError if the weights cannot be written.
-        """
+        """Write the weights of ``model`` as one version, and return the folder of this version."""
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
     def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:

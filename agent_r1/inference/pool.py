@@ -158,17 +158,11 @@ RECOVERY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Limits of a pool.
+    """Limits of a pool."""
 
-    Attributes:
-        in_flight: the largest number of requests that a server has at the same time.
-        update_seconds: the time limit for each phase of an update of the weights.
-        stall_seconds: the time limit for the next answer of a server that has requests.
-    """
-
-    in_flight: int = 64
-    update_seconds: float = 600.0
-    stall_seconds: float = 120.0
+    in_flight: int = 64  # the largest number of requests that a server has at the same time
+    update_seconds: float = 600.0  # the time limit for each phase of an update of the weights
+    stall_seconds: float = 120.0  # the time limit for the next answer of a server that has requests
 
 
 class EnginePool:

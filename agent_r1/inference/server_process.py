@@ -130,10 +130,7 @@ CONNECT_SECONDS = 10.0
 
 
 class ReplicaError(EngineError):
-    """Raised if a server fails.
-
-    Examples: the server cannot be reached, reports an internal error, or sends an answer that does not fit the request.
-    """
+    """Raised if a server fails."""
 
 
 class ServerClient:

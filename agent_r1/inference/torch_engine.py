@@ -73,18 +73,9 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of ``generate``: its prompt and parameters, and the tokens sampled so far.
+    """One call of ``generate``: its prompt and parameters, and the tokens sampled so far."""
 
-    Attributes:
-        prompt: the tokens. A negative token stands for a feature of an image.
-        shift: the position of a sampled token in the model's position encoding, minus the index of the token in the
-            sequence. This difference is the same for all sampled tokens; without images, 0.
-        prefilled_tokens: the number of tokens that were prefilled for this request. Tokens whose keys and values were
-            copied from another sequence in the KV cache are not counted. The prompt and the sampled tokens are
-            prefilled and counted again if the request's slot in the KV cache is emptied, or if the weights change.
-    """
-
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # the tokens. A negative token stands for a feature of an image
     params: SamplingParams
     session_id: str
     future: asyncio.Future[Completion]
@@ -96,9 +87,14 @@ class Request:
     error: str | None = None
     is_cancelled: bool = False
     is_prefilled: bool = False
+    # the position of a sampled token in the model's position encoding, minus the index of the token in the sequence.
+    # This difference is the same for all sampled tokens; without images, 0
     shift: int = 0
     start: float = field(default_factory=perf_counter)
     first_token_seconds: float | None = None
+    # the number of tokens that were prefilled for this request. Tokens whose keys and values were copied from another
+    # sequence in the KV cache are not counted. The prompt and the sampled tokens are prefilled and counted again if the
+    # request's slot in the KV cache is emptied, or if the weights change
     prefilled_tokens: int = 0
 
     @property
@@ -131,20 +127,16 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """The work of a prefill. The work is done in the order of the attributes.
+    """The work of a prefill. The work is done in the order of the attributes."""
 
-    Attributes:
-        emptied: the slots whose keys and values are removed, because other slots need their memory.
-        compute: the chunks that are computed before anything is copied.
-        prefix_copies: copies of the first part of a sequence, from a slot that holds the same first tokens.
-        remainders: for each copy in ``prefix_copies``, the chunk with the tokens after the copied tokens.
-        copies: copies that complete a sequence, from a slot that holds the whole sequence.
-    """
-
+    # the slots whose keys and values are removed, because other slots need their memory
     emptied: list[CacheSlot] = field(default_factory=list)
-    compute: list[PrefillChunk] = field(default_factory=list)
+    compute: list[PrefillChunk] = field(default_factory=list)  # the chunks that are computed before anything is copied
+    # copies of the first part of a sequence, from a slot that holds the same first tokens
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
+    # for each copy in ``prefix_copies``, the chunk with the tokens after the copied tokens
     remainders: list[PrefillChunk] = field(default_factory=list)
+    # copies that complete a sequence, from a slot that holds the whole sequence
     copies: list[PrefixCopy] = field(default_factory=list)
 
 

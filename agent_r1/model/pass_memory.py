@@ -30,28 +30,18 @@ NO_ADAPTER = LoraConfig()
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """A forward and backward pass over sequences of equal length.
-
-    Attributes:
-        settings: the model's configuration as JSON.
-        checkpointing: whether activation checkpointing is on.
-        with_critic: whether the pass also trains a critic, which has the size of the model.
-        with_mask: whether sequences can hold branches with a common prefix, so that attention needs a mask.
-        lora: the adapter that the pass trains; with rank 0, all weights are trained.
-        rows: the number of sequences.
-        length: the number of tokens in each sequence.
-    """
+    """A forward and backward pass over sequences of equal length."""
 
     model_type: type[PreTrainedModel]
-    settings: str
-    lora: LoraConfig
+    settings: str  # the model's configuration as JSON
+    lora: LoraConfig  # the adapter that the pass trains; with rank 0, all weights are trained
     dtype: Dtype
     device: str
-    checkpointing: bool
-    with_critic: bool
-    with_mask: bool
-    rows: int
-    length: int
+    checkpointing: bool  # whether activation checkpointing is on
+    with_critic: bool  # whether the pass also trains a critic, which has the size of the model
+    with_mask: bool  # whether sequences can hold branches with a common prefix, so that attention needs a mask
+    rows: int  # the number of sequences
+    length: int  # the number of tokens in each sequence
 
 
 @lru_cache(maxsize=64)
@@ -93,7 +83,6 @@ def _adapter_weights(model_type: type[PreTrainedModel], settings: str, lora: Lor
 
 
 def adapter_weights(model: PreTrainedModel, lora: LoraConfig) -> int:
-    """Return the number of weights of an adapter for ``model``."""
     return _adapter_weights(type(model), settings_of(model), lora)  # type: ignore[arg-type]
 
 

@@ -43,20 +43,13 @@ _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
-    """One call of the attention kernel, in which some tokens (queries) attend to some tokens (keys).
+    """One call of the attention kernel, in which some tokens (queries) attend to some tokens (keys)."""
 
-    Attributes:
-        queries: the indices of the queries among the T tokens of the trees.
-        keys: the indices of the keys among S + T tokens: first the S tokens of a prefix, then the T tokens of the
-            trees.
-        is_causal: whether a query attends only to its own token and to earlier tokens.
-        mask: (1, 1, queries, keys) the mask that is added to the scores, or None.
-    """
-
-    queries: slice
+    queries: slice  # the indices of the queries among the T tokens of the trees
+    # the indices of the keys among S + T tokens: first the S tokens of a prefix, then the T tokens of the trees
     keys: slice
-    is_causal: bool
-    mask: Tensor | None = None
+    is_causal: bool  # whether a query attends only to its own token and to earlier tokens
+    mask: Tensor | None = None  # (1, 1, queries, keys) the mask that is added to the scores, or None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,15 +58,12 @@ class TreeParts:
 
     A chain is a sequence of tokens without branches (see the docstring of this module). The trees can follow a prefix:
     earlier tokens to which all tokens of the trees attend.
-
-    Attributes:
-        own: the parts in which tokens attend to tokens of the same chain, or of the same small subtree. A small subtree
-            has at most ``SMALL_TREE`` tokens, and is not divided into chains. Each token is a query in exactly one part
-            of ``own``.
-        above: the parts in which tokens attend to a chain above their own chain, or to the prefix.
     """
 
+    # the parts in which tokens attend to tokens of the same chain, or of the same small subtree. A small subtree has at
+    # most ``SMALL_TREE`` tokens, and is not divided into chains. Each token is a query in exactly one part of ``own``
     own: tuple[AttentionPart, ...]
+    # the parts in which tokens attend to a chain above their own chain, or to the prefix
     above: tuple[AttentionPart, ...]
 
 

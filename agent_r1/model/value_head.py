@@ -71,10 +71,7 @@ class ValueModel(nn.Module):
 
 
 def build_value_model(policy: PreTrainedModel, reads_logprobs: bool = False) -> ValueModel:
-    """Return a value model with a copy of the policy's backbone. The policy and the copy share all frozen weights.
-
-    If the policy has an adapter, only the weights of the adapter are copied, because all other weights are frozen.
-    """
+    """Return a value model with a copy of the policy's backbone. The policy and the copy share all frozen weights."""
     width = policy.get_output_embeddings().weight.shape[-1]
     return ValueModel(copy_sharing_frozen(backbone_of(policy)), width, reads_logprobs).eval()
 

@@ -57,18 +57,13 @@ def text_decoder(backbone: PreTrainedModel) -> PreTrainedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pixels:
-    """An image as a vision tower reads it.
+    """An image as a vision tower reads it."""
 
-    Attributes:
-        arguments: the arguments of ``get_image_features``, such as ``pixel_values``.
-        count: k, the number of features that the vision tower computes for the image.
-        grid: the numbers (rows, columns) of features, if the model gives each token three positions; otherwise None.
-        tiles: the numbers (rows, columns) of tiles into which the image is cut; (0, 0) if the image is not cut.
-    """
-
-    arguments: Mapping[str, Tensor]
-    count: int
+    arguments: Mapping[str, Tensor]  # the arguments of ``get_image_features``, such as ``pixel_values``
+    count: int  # k, the number of features that the vision tower computes for the image
+    # the numbers (rows, columns) of features, if the model gives each token three positions; otherwise None
     grid: tuple[int, int] | None = None
+    # the numbers (rows, columns) of tiles into which the image is cut; (0, 0) if the image is not cut
     tiles: tuple[int, int] = (0, 0)
 
     @property
@@ -88,12 +83,7 @@ class Pixels:
 
     @property
     def shift(self) -> int:
-        """The number that the image adds to (position - index) of every later token: 0 or negative.
-
-        If each token has one position, the image also increases the position by k, and the number is 0. If each token
-        has three positions (time, height, width), an image with h rows and w columns of features increases the three
-        positions of the next token only by max(h, w).
-        """
+        """The number that the image adds to (position - index) of every later token: 0 or negative."""
         return 0 if self.grid is None else max(self.grid) - self.count
 
 
@@ -201,15 +191,11 @@ def load_image_processor(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """The features of one or more images: F features together, each a vector with the hidden size H.
+    """The features of one or more images: F features together, each a vector with the hidden size H."""
 
-    Attributes:
-        embeddings: (F, H) the vectors that replace the embeddings of the placeholder tokens.
-        deepstack: one tensor (F, H) for each of the first layers of the decoder. The tensor is added to the output of
-            the layer (arXiv:2406.04334). () if none.
-    """
-
-    embeddings: Tensor
+    embeddings: Tensor  # (F, H) the vectors that replace the embeddings of the placeholder tokens
+    # one tensor (F, H) for each of the first layers of the decoder. The tensor is added to the output of the layer
+    # (arXiv:2406.04334). () if none
     deepstack: tuple[Tensor, ...] = ()
 
 
@@ -276,18 +262,12 @@ def position_rows(index: Tensor, images: Sequence[Pixels], first: Tensor) -> Ten
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassImages:
-    """The images of a forward pass over B rows of T tokens.
+    """The images of a forward pass over B rows of T tokens."""
 
-    Attributes:
-        pixels: the images. An image that occurs several times is listed once.
-        index: (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for
-            tokens of text.
-        positions: (3, B, T) the three position numbers of each token; None if the model uses one position number per
-            token.
-    """
-
-    pixels: tuple[Pixels, ...]
+    pixels: tuple[Pixels, ...]  # the images. An image that occurs several times is listed once
+    # (B, T) the index of the image feature that replaces the embedding of each placeholder token; -1 for tokens of text
     index: Tensor
+    # (3, B, T) the three position numbers of each token; None if the model uses one position number per token
     positions: Tensor | None
 
     @classmethod

@@ -215,16 +215,11 @@ of rows of the whole tensor."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some successive rows of a tensor.
-
-    Attributes:
-        first: the index of the first of these rows in the whole tensor.
-        total: the number of rows of the whole tensor.
-    """
+    """Some successive rows of a tensor."""
 
     tensor: Tensor
-    first: int
-    total: int
+    first: int  # the index of the first of these rows in the whole tensor
+    total: int  # the number of rows of the whole tensor
 
 
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
@@ -244,18 +239,12 @@ def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tens
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a tensor that one file contains: some successive rows.
-
-    Attributes:
-        first: the index of the part's first row in the whole tensor.
-        total: the number of rows of the whole tensor.
-        shape: the shape of the part.
-    """
+    """The part of a tensor that one file contains: some successive rows."""
 
     file: Path
-    first: int
-    total: int
-    shape: tuple[int, ...]
+    first: int  # the index of the part's first row in the whole tensor
+    total: int  # the number of rows of the whole tensor
+    shape: tuple[int, ...]  # the shape of the part
 
 
 class TensorFiles(Mapping[str, Tensor]):
@@ -294,7 +283,6 @@ class TensorFiles(Mapping[str, Tensor]):
         return (part.total, *part.shape[1:]) if part.shape else ()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Read and return the rows ``start`` to ``stop - 1`` of the tensor ``name``."""
         found = []
         for part in sorted(self._parts[name], key=lambda part: part.first):
             begin = min(max(start - part.first, 0), part.shape[0])

@@ -12,17 +12,13 @@ from agent_r1.core.messages import Action, Image, Message, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered conversation. It ends with the header of the assistant's next message.
+    """A rendered conversation. It ends with the header of the assistant's next message."""
 
-    Attributes:
-        text: the text of the whole conversation.
-        token_ids: the tokens of the whole conversation. In a prompt of :meth:`Renderer.bridge_to_next_turn`, only
-            the tokens after the last action.
-        media: the images, each with the positions of its placeholder tokens in ``token_ids``.
-    """
-
-    text: str
+    text: str  # the text of the whole conversation
+    # the tokens of the whole conversation. In a prompt of :meth:`Renderer.bridge_to_next_turn`, only the tokens after
+    # the last action
     token_ids: tuple[int, ...]
+    # the images, each with the positions of its placeholder tokens in ``token_ids``
     media: tuple[PromptMedia, ...] = ()
 
 
@@ -70,12 +66,7 @@ class Renderer(Protocol):
         observation: tuple[Message, ...],
         tools: tuple[ToolSpec, ...] = (),
     ) -> RenderedPrompt | None:
-        """Return the prompt for the turn after an action and its observation.
-
-        The ``text`` of the prompt is the whole conversation. Its ``token_ids`` are only the tokens after the action. If
-        the policy sampled no end token, ``token_ids`` begin with the tokens that end the turn of the action. Return
-        None if the template changes earlier text, or omits the end token that was sampled.
-        """
+        """Return the prompt for the turn after an action and its observation."""
         ...
 
     def parse(self, action_ids: tuple[int, ...], turn: int = 0, tools: tuple[ToolSpec, ...] = ()) -> Action:

@@ -151,10 +151,7 @@ class TemplateRenderer:
         return self._to_prompt(text)
 
     def render_text(self, messages: Messages, tools: Tools = (), *, add_generation_prompt: bool = False) -> str:
-        """Return the text that the template writes for a conversation.
-
-        If ``add_generation_prompt`` is true, the text ends with the header of the assistant's next message.
-        """
+        """Return the text that the template writes for a conversation."""
         return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
 
     def _marked_text(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:

@@ -38,9 +38,6 @@ class Separation:
         auc: the probability that a random success has a higher score than a random failure; ties count one half.
         low, high: the 95 % interval of ``auc``, by a bootstrap over tasks.
         within_tasks: ``auc`` over pairs of a success and a failure at the same task; NaN without such pairs.
-
-    Example:
-        Separation(auc=0.94, low=0.92, high=0.96, within_tasks=0.91)
     """
 
     auc: float
@@ -60,31 +57,24 @@ class CalibrationBin:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The quality of a reward model on held-out traces.
-
-    Attributes:
-        successes: the share of successes.
-        model: how well the reward model separates successes from failures.
-        baselines: how well each score in ``BASELINES`` separates successes from failures.
-        accuracy: the share of correct predictions; None for the loss "pairs". For the loss "outcome", success is
-            predicted if the predicted probability is above 0.5. For the loss "regression", success is predicted if the
-            predicted reward is above the setting ``success``.
-        majority: the accuracy of always predicting the more frequent outcome.
-        bins: the traces, grouped by their predicted probability into ``BINS`` intervals of equal width. Empty intervals
-            are left out. () if the loss is not "outcome".
-        calibration_error: the expected calibration error. The error of one bin is the distance between its mean
-            prediction and its share of successes. The errors of all bins are averaged, weighted by the numbers of
-            traces. None if the loss is not "outcome".
-    """
+    """The quality of a reward model on held-out traces."""
 
     traces: int
     tasks: int
-    successes: float
-    model: Separation
-    baselines: Mapping[str, Separation]
+    successes: float  # the share of successes
+    model: Separation  # how well the reward model separates successes from failures
+    baselines: Mapping[str, Separation]  # how well each score in ``BASELINES`` separates successes from failures
+    # the share of correct predictions; None for the loss "pairs". For the loss "outcome", success is predicted if the
+    # predicted probability is above 0.5. For the loss "regression", success is predicted if the predicted reward is
+    # above the setting ``success``
     accuracy: float | None
-    majority: float
+    majority: float  # the accuracy of always predicting the more frequent outcome
+    # the expected calibration error. The error of one bin is the distance between its mean prediction and its share of
+    # successes. The errors of all bins are averaged, weighted by the numbers of traces. None if the loss is not
+    # "outcome"
     calibration_error: float | None
+    # the traces, grouped by their predicted probability into ``BINS`` intervals of equal width. Empty intervals are
+    # left out. () if the loss is not "outcome"
     bins: tuple[CalibrationBin, ...]
 
 
@@ -298,18 +288,12 @@ class PackedTraces:
     """Token sequences of R traces (recorded attempts), with N action tokens in S turns.
 
     Turns without action tokens are not counted, and have no index.
-
-    Attributes:
-        sequences: the tokens, as the models read them.
-        trace_of_turn: (S,) the index of each turn's trace.
-        turn_of_token: (N,) the index of each action token's turn, from 0 to S - 1.
-        last_turn: (R,) the index of each trace's last turn, from 0 to S - 1.
     """
 
-    sequences: tuple[TokenSequence, ...]
-    trace_of_turn: Tensor
-    turn_of_token: Tensor
-    last_turn: Tensor
+    sequences: tuple[TokenSequence, ...]  # the tokens, as the models read them
+    trace_of_turn: Tensor  # (S,) the index of each turn's trace
+    turn_of_token: Tensor  # (N,) the index of each action token's turn, from 0 to S - 1
+    last_turn: Tensor  # (R,) the index of each trace's last turn, from 0 to S - 1
 
 
 def pack_traces(trajectories: Sequence[Trajectory]) -> PackedTraces:

@@ -116,9 +116,6 @@ class Judge:
     The attribute ``name`` is the name of the reward. One request contains the whole group; attempts with equal texts
     are sent once. Without a valid answer, each reward of the group is an ``Unscored`` object with the reason of the
     failure. The API key is never in this reason, a cache or a log.
-
-    Example:
-        Judge(name="quality", config=JudgeConfig(url="http://127.0.0.1:8000/v1", model="qwen"))
     """
 
     name: str

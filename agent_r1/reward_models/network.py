@@ -125,11 +125,7 @@ class ImplicitNetwork:
 
 
 def find_sharing(*models: PreTrainedModel) -> PrefixSharing | None:
-    """Return the settings of prefix sharing: equal first tokens of several sequences are computed only once.
-
-    Return None if one of ``models`` has fewer than ``LARGE_MODEL`` parameters: sharing would save no time. Also return
-    None if one of ``models`` cannot read several sequences with a common beginning as one input.
-    """
+    """Return the settings of prefix sharing: equal first tokens of several sequences are computed only once."""
     if any(model.num_parameters() < LARGE_MODEL or not supports_tree_mask(model) for model in models):
         return None
     return PrefixSharing(models[0].config.get_text_config().hidden_size, across_micro_batches=True)
@@ -357,9 +353,6 @@ class RewardModelScorer:
     - turns: for each turn, the prediction after the turn minus the prediction before the turn. The prediction before
       the first turn counts as 0.
     - implicit: for each turn, the number that ``ImplicitReward`` describes.
-
-    Example:
-        RewardModelScorer(name="quality", model=load_reward_model(Path("rm"), tokenizer))
     """
 
     name: str

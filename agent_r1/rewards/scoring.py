@@ -106,10 +106,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces.
-
-    This is the normalization of SQuAD's evaluation script (Rajpurkar et al. 2016) and of HotpotQA (Yang et al. 2018).
-    """
+    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 

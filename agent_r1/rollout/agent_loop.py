@@ -63,11 +63,7 @@ def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingPar
 
 @dataclass(frozen=True, slots=True)
 class AgentLoop:
-    """A rollout in which an agent acts in an environment until the episode ends.
-
-    Example:
-        (trajectory,) = await AgentLoop(agent, env).run(task, context)
-    """
+    """A rollout in which an agent acts in an environment until the episode ends."""
 
     agent: Agent
     env: Env

@@ -45,18 +45,13 @@ class RecordedAction:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation of the beam search.
+    """A conversation of the beam search."""
 
-    Attributes:
-        actions: the actions of the conversation.
-        value: the predicted sum of the rewards that are still to come; minus infinity if the agent loop or the value
-            function failed.
-        trajectory: the trajectory if the episode has ended, otherwise None.
-    """
-
-    actions: tuple[RecordedAction, ...] = ()
+    actions: tuple[RecordedAction, ...] = ()  # the actions of the conversation
+    # the predicted sum of the rewards that are still to come; minus infinity if the agent loop or the value function
+    # failed
     value: float = 0.0
-    trajectory: Trajectory | None = None
+    trajectory: Trajectory | None = None  # the trajectory if the episode has ended, otherwise None
 
 
 class _TurnEnd(Exception):
@@ -69,27 +64,20 @@ class RepeatingEngine:
 
     If the agent loop requests an action after the new action, the engine ends the attempt. In one turn of the beam
     search, several of these engines sample one new action each. The new actions are numbered from 0.
-
-    Attributes:
-        engine: samples the new action.
-        number: the number of the new action. The new action 0 is sampled with the policy's sampling parameters. The new
-            actions 1, 2, .. are sampled with other seeds.
-        temperature: the sampling temperature of the new actions 1, 2, .. if the policy is greedy.
-        actions: the recorded actions. The new action is added at the end.
-        repeated: the number of recorded actions that were returned so far.
-        state: all tokens of the conversation so far.
-        is_sampled: whether the new action was sampled.
-        goes_on: whether the agent loop requested an action after the new action. If so, the conversation has not ended,
-            and a later attempt can continue the conversation.
     """
 
-    engine: InferenceEngine
+    engine: InferenceEngine  # samples the new action
+    # the number of the new action. The new action 0 is sampled with the policy's sampling parameters. The new actions
+    # 1, 2, .. are sampled with other seeds
     number: int
-    temperature: float
+    temperature: float  # the sampling temperature of the new actions 1, 2, .. if the policy is greedy
+    # the recorded actions. The new action is added at the end
     actions: list[RecordedAction] = field(default_factory=list)
-    repeated: int = 0
-    state: ScoredTokens = field(default_factory=lambda: ScoredTokens((), ()))
-    is_sampled: bool = False
+    repeated: int = 0  # the number of recorded actions that were returned so far
+    state: ScoredTokens = field(default_factory=lambda: ScoredTokens((), ()))  # all tokens of the conversation so far
+    is_sampled: bool = False  # whether the new action was sampled
+    # whether the agent loop requested an action after the new action. If so, the conversation has not ended, and a
+    # later attempt can continue the conversation
     goes_on: bool = False
 
     @property
@@ -134,19 +122,14 @@ class RepeatingEngine:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """The settings of a beam search over turns.
+    """The settings of a beam search over turns."""
 
-    Attributes:
-        values: predicts the sum of the rewards that follow a state (a conversation after the environment's answer).
-        beams: B, the number of conversations that are kept after each turn.
-        candidates: the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``.
-        temperature: if the policy's temperature is 0, all new actions of a turn except one are sampled at
-            ``temperature``. If the policy's temperature is above 0, ``temperature`` is not used.
-    """
-
+    # predicts the sum of the rewards that follow a state (a conversation after the environment's answer)
     values: ValueFunction
-    beams: int
-    candidates: int
+    beams: int  # B, the number of conversations that are kept after each turn
+    candidates: int  # the number of new actions in a turn, for all kept conversations together; a multiple of ``beams``
+    # if the policy's temperature is 0, all new actions of a turn except one are sampled at ``temperature``. If the
+    # policy's temperature is above 0, ``temperature`` is not used
     temperature: float = 1.0
 
 

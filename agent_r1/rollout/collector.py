@@ -252,9 +252,6 @@ class StalenessController:
     A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
     steps, takes the group. So each group that starts is taken by a step.
 
-    Example: a run has 4 groups per step, ``max_staleness`` 0 and ``refill`` 1. Groups 0 to 3 start immediately. If
-    the filters keep no attempt of group 2, group 4 starts too. The first step takes at most 4 * (1 + 1) = 8 groups.
-
     Args:
         steps: the number of optimizer steps that remain.
         groups_per_step: the number of groups that a step takes if the filters keep an attempt of each.
@@ -286,10 +283,7 @@ class StalenessController:
         return self._wanted
 
     async def acquire(self, request: GroupRequest) -> int:
-        """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights.
-
-        If the run needs no more groups, the call never returns and has to be cancelled.
-        """
+        """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights."""
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
         return self._version

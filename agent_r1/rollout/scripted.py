@@ -34,11 +34,7 @@ UNLIMITED_TOKENS = 10**9
 
 
 class ScriptedEngine:
-    """An InferenceEngine without a model: ``reply(prompt)`` returns the text of the completion for a prompt's text.
-
-    Example:
-        ScriptedEngine(renderer, lambda prompt: "<answer>Bruno</answer>")
-    """
+    """An InferenceEngine without a model: ``reply(prompt)`` returns the text of the completion for a prompt's text."""
 
     def __init__(self, renderer: TemplateRenderer, reply: Callable[[str], str]) -> None:
         self._renderer, self._reply = renderer, reply
@@ -77,9 +73,6 @@ class ScriptedAgent:
 
     For each attempt, ``policy_for(attempt_id)`` returns a responder. If the responder raises an exception, the attempt
     gets the status ENGINE_FAILED.
-
-    Example:
-        ScriptedAgent(env, lambda attempt: script(Message.assistant("<answer>Bruno</answer>")))
     """
 
     def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder]) -> None:

@@ -72,10 +72,7 @@ class Rollout(Protocol):
     """Code that makes attempts at tasks: the agent loop, a game, a scripted agent, or a user's own code."""
 
     async def run(self, task: Task, context: RolloutContext) -> Sequence[Trajectory]:
-        """Make one attempt at the task, and return its trajectory in a sequence of length 1.
-
-        If the attempt fails, raise no exception: return a trajectory with a status that names the failure.
-        """
+        """Make one attempt at the task, and return its trajectory in a sequence of length 1."""
         ...
 
 
@@ -87,12 +84,6 @@ class Session:
         context_length: the largest number of tokens of a prompt and its action together.
         attempt: the id of the attempt, which is also the name of the session in the engine.
         seed: the root seed of the run. The seed of each turn is derived from the root seed and the id of the attempt.
-
-    Example:
-        session = Session(engine, renderer, SamplingParams(max_tokens=64), 4096, attempt)
-        action = await session.respond((Message.user("Who rules Alba?"),))
-        session.observe(Transition((), end="terminal"))
-        trajectory = session.trajectory("task-7", Status.COMPLETED)
     """
 
     def __init__(
@@ -165,10 +156,7 @@ class Session:
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt of a conversation that continues no earlier turn.
-
-        Raise UnsupportedChat if the conversation cannot be rendered.
-        """
+        """Return the prompt of a conversation that continues no earlier turn."""
         rendered = self._renderer.render(messages, tools)
         return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages, rendered.media)
 
@@ -177,11 +165,7 @@ class Session:
         return len(prompt.token_ids) + self._params.max_tokens <= self._context_length
 
     async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
-        """Sample an action for the prompt. Return the action, or Stopped if there is no action.
-
-        If :meth:`observe` is not called, the next prompt completes the turn without an observation. An exception is
-        raised only if the call is cancelled.
-        """
+        """Sample an action for the prompt. Return the action, or Stopped if there is no action."""
         self._complete_pending()
         sample = await self.generate(prompt, kind)
         return sample if isinstance(sample, Stopped) else self.accept(sample)

@@ -255,7 +255,6 @@ class SandboxProcess:
         return ExecutionResult(status, stdout, stderr, error, time.monotonic() - start)
 
     def kill(self) -> None:
-        """Kill the process and all processes that it started."""
         # The process is the first one of a PID namespace, so the kernel ends all others too.
         if self._process.returncode is None:
             with suppress(ProcessLookupError):

@@ -122,11 +122,7 @@ _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_f
 
 
 def verify_isolation(config: SandboxConfig) -> frozenset[IsolationLayer]:
-    """Test the isolation layers on this machine, and return the layers that work.
-
-    Raise InvalidInput if a program, a package or a folder in ``config.packages`` is missing, or if a layer other than
-    the cgroup does not work.
-    """
+    """Test the isolation layers on this machine, and return the layers that work."""
     for folder in config.packages:
         if not folder.is_dir():
             raise InvalidInput("packages of the sandbox", got=f"{folder}, which is no folder", do="give folders")

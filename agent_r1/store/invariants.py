@@ -163,17 +163,13 @@ class RunFiles:
 
     If a run is still training, list its files first and read its database afterwards. The database is then not older
     than the files.
-
-    Attributes:
-        checkpoints: the folders of the checkpoints, newest first.
-        model: the inode of the model's folder, which changes if the model is replaced; None if there is no model.
-        closed: the content of ``digest.json``, or None.
     """
 
     folder: Path
-    checkpoints: Sequence[Path]
+    checkpoints: Sequence[Path]  # the folders of the checkpoints, newest first
+    # the inode of the model's folder, which changes if the model is replaced; None if there is no model
     model: int | None
-    closed: bytes | None
+    closed: bytes | None  # the content of ``digest.json``, or None
 
 
 def list_run_files(folder: Path) -> RunFiles:

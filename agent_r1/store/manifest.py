@@ -156,19 +156,12 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """The sha256 hashes that identify a saved model.
+    """The sha256 hashes that identify a saved model."""
 
-    Attributes:
-        model: the hash of the configuration, and of the names, shapes and types of the parameters.
-        tokenizer: the hash of the rules by which the tokenizer splits text.
-        template: the hash of the chat template.
-        weights: the checksum of the weights.
-    """
-
-    model: str
-    tokenizer: str
-    template: str
-    weights: str
+    model: str  # the hash of the configuration, and of the names, shapes and types of the parameters
+    tokenizer: str  # the hash of the rules by which the tokenizer splits text
+    template: str  # the hash of the chat template
+    weights: str  # the checksum of the weights
 
 
 @dataclass(frozen=True, slots=True)

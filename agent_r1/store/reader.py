@@ -92,35 +92,23 @@ ALL = AttemptFilter()
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """One line in a list of attempts.
-
-    Attributes:
-        version: the version of the weights with which the attempt started.
-        status: how the episode ended. None: the episode has not ended, and all counts are 0.
-        status_reason: why the attempt failed, or why a reward could not be computed.
-        call_errors: the number of tool calls whose result is an error.
-        reward: the weighted sum of all rewards; None if not known.
-        fate: "trained" or "dropped"; None if not decided yet.
-        step: the number of the optimizer step at which the attempt was trained or dropped.
-        fate_reason: why the attempt was dropped.
-        credit: the sum of the advantages of the attempt's tokens; None if the attempt was not trained.
-    """
+    """One line in a list of attempts."""
 
     attempt: AttemptId
     split: str
-    version: int
-    status: Status | None
-    status_reason: str | None
+    version: int  # the version of the weights with which the attempt started
+    status: Status | None  # how the episode ended. None: the episode has not ended, and all counts are 0
+    status_reason: str | None  # why the attempt failed, or why a reward could not be computed
     seconds: float
     turns: int
     action_tokens: int
     calls: int
-    call_errors: int
-    reward: float | None
-    fate: FateName | None
-    step: int | None
-    fate_reason: str | None
-    credit: float | None
+    call_errors: int  # the number of tool calls whose result is an error
+    reward: float | None  # the weighted sum of all rewards; None if not known
+    fate: FateName | None  # "trained" or "dropped"; None if not decided yet
+    step: int | None  # the number of the optimizer step at which the attempt was trained or dropped
+    fate_reason: str | None  # why the attempt was dropped
+    credit: float | None  # the sum of the advantages of the attempt's tokens; None if the attempt was not trained
     has_token_records: bool
 
 
@@ -182,11 +170,7 @@ def _summary(row: tuple[Any, ...]) -> AttemptSummary:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """A log event with its time (in seconds since 1970) and its segment (a stretch of training without a stop).
-
-    Example:
-        RecordedEvent(segment=1, time=1767323045.0, event=LogEvent("warning", "gradient_spike: the gradient norm .."))
-    """
+    """A log event with its time (in seconds since 1970) and its segment (a stretch of training without a stop)."""
 
     segment: int
     time: float
@@ -195,17 +179,11 @@ class RecordedEvent:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
-    """The start of a segment (a stretch of training without a stop).
+    """The start of a segment (a stretch of training without a stop)."""
 
-    Attributes:
-        segment: the number of the segment, from 1.
-        step: the step of the checkpoint from which training continues; 0 at the beginning of a run.
-        time: in seconds since 1970.
-    """
-
-    segment: int
-    step: int
-    time: float
+    segment: int  # the number of the segment, from 1
+    step: int  # the step of the checkpoint from which training continues; 0 at the beginning of a run
+    time: float  # in seconds since 1970
 
 
 class RunReader:
@@ -429,11 +407,7 @@ class RunReader:
         return tuple(name for (name,) in self._rows(sql))
 
     def curve(self, name: str) -> Mapping[int, float]:
-        """Return the values of one metric or timing by step; {} if no step has the metric.
-
-        Example:
-            reader.curve("validation_em") == {5: 0.31, 10: 0.62}
-        """
+        """Return the values of one metric or timing by step; {} if no step has the metric."""
         sql = "SELECT step, value FROM current_metrics WHERE name = ? ORDER BY step, id"
         return {step: decode_number(value) for step, value in self._rows(sql, name)}
 

@@ -106,11 +106,7 @@ def decode_media(data: Sequence[Any]) -> tuple[PromptMedia, ...]:
 
 
 def encode_message(message: Message) -> dict[str, Any]:
-    """Encode a message. Unlike the OpenAI format, the result contains the raw text of each call.
-
-    Example:
-        {"role": "user", "parts": ["Who rules Alba?"], "calls": [], "reasoning": None, "call_id": None}
-    """
+    """Encode a message. Unlike the OpenAI format, the result contains the raw text of each call."""
     return {
         "role": message.role,
         "parts": encode_parts(message.parts),
@@ -274,7 +270,6 @@ def decode_number(value: float | str) -> float:
 
 
 def encode_reward(value: RewardValue) -> float | str | None:
-    """Return a reward as a column value."""
     if isinstance(value, tuple):
         return json.dumps([float(item) for item in value])
     return None if value is None else encode_number(value)

@@ -24,28 +24,21 @@ FATES = ("trained", "dropped", "superseded", "pending")
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a run. If the database cannot be read, there are only violations.
+    """The result of verifying a run. If the database cannot be read, there are only violations."""
 
-    Attributes:
-        attempts: four numbers of attempts, with the keys "trained", "dropped", "superseded" and "pending". A superseded
-            attempt became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet.
-        rows: the number of rows in the database.
-        not_closed: the number of newest rows that no digest covers, neither ``digest.json`` nor that of a checkpoint or
-            model. If there are violations, this number is 0.
-        rows_sha256: the sha256 of all rows of the database.
-        violations: one line for each invariant that does not hold.
-        warnings: one line if the run is complete, but ``not_closed`` is not 0.
-    """
-
+    # four numbers of attempts, with the keys "trained", "dropped", "superseded" and "pending". A superseded attempt
+    # became invalid when the run was resumed. A pending attempt is neither trained nor dropped yet
     attempts: Mapping[str, int]
     segments: int
     steps: int
     checkpoints: int
-    rows: int
+    rows: int  # the number of rows in the database
+    # the number of newest rows that no digest covers, neither ``digest.json`` nor that of a checkpoint or model. If
+    # there are violations, this number is 0
     not_closed: int
-    rows_sha256: str
-    violations: tuple[str, ...]
-    warnings: tuple[str, ...]
+    rows_sha256: str  # the sha256 of all rows of the database
+    violations: tuple[str, ...]  # one line for each invariant that does not hold
+    warnings: tuple[str, ...]  # one line if the run is complete, but ``not_closed`` is not 0
 
     @property
     def is_valid(self) -> bool:

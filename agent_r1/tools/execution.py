@@ -44,15 +44,10 @@ class ReturnValue:
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The outcome of a function that raised an exception.
+    """The outcome of a function that raised an exception."""
 
-    Attributes:
-        reason: the exception in one line, such as ``ValueError: no such page``.
-        location: see :func:`user_code_location`. The policy does not see it.
-    """
-
-    reason: str
-    location: str = ""
+    reason: str  # the exception in one line, such as ``ValueError: no such page``
+    location: str = ""  # see :func:`user_code_location`. The policy does not see it
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,15 +60,6 @@ class Resources:
     """The open resources of one episode, such as an interpreter. They are closed at the end of the episode.
 
     An async tool with a parameter of type ``Resources`` receives the resources of its episode.
-
-    Example:
-        browsers = Browsers()       # its ``async def open(task, context)`` starts a browser
-
-        @tool
-        async def visit(url: str, resources: Resources) -> str:
-            '''Read a page.'''
-            browser = await resources.get(browsers)     # the same browser in each call of the episode
-            return await browser.text(url)
     """
 
     def __init__(self, task: Task, context: RolloutContext) -> None:

@@ -56,17 +56,13 @@ _MIN_SECRET = 6
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """An MCP server that is started as a command and communicates over its standard input and output.
+    """An MCP server that is started as a command and communicates over its standard input and output."""
 
-    Attributes:
-        command: the words of the command. ``python`` as the first word is replaced by the running interpreter.
-        variables: environment variables, in addition to the variables that the SDK passes on (PATH, HOME ..).
-        folder: the working directory; None for the current directory.
-    """
-
+    # the words of the command. ``python`` as the first word is replaced by the running interpreter
     command: tuple[str, ...]
+    # environment variables, in addition to the variables that the SDK passes on (PATH, HOME ..)
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)  # the values can be credentials
-    folder: Path | None = None
+    folder: Path | None = None  # the working directory; None for the current directory
 
     def __str__(self) -> str:
         return redact_command(self.command)

@@ -100,11 +100,7 @@ class TrainerBackend(Protocol):
         ...
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k).
-
-        k is the smallest of ``count``, the policy's vocabulary size and the teacher's vocabulary size. Only tokens of
-        the policy's vocabulary are returned.
-        """
+        """Return the teacher's k most likely tokens at the position of each of the batch's N tokens: (N, k)."""
         ...
 
     def values(self, batch: TrainingBatch) -> StateValues:

@@ -160,17 +160,12 @@ def start_process(pipe: Connection) -> RankProcess:
 
 @dataclass(frozen=True, slots=True)
 class StartedRank:
-    """A rank that was started and has not joined the other ranks yet.
-
-    Attributes:
-        host: the address at which the other ranks reach the rank.
-        gpu: the index of the rank's GPU among the GPUs that its process sees.
-    """
+    """A rank that was started and has not joined the other ranks yet."""
 
     pipe: Connection
     process: RankProcess
-    host: str
-    gpu: int
+    host: str  # the address at which the other ranks reach the rank
+    gpu: int  # the index of the rank's GPU among the GPUs that its process sees
 
 
 class RankLauncher(Protocol):

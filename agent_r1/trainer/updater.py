@@ -152,8 +152,6 @@ class PolicyUpdater:
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
         """Train on ``groups`` in the worker thread of this updater, and return the report of the update.
 
-        If no attempt can be trained, the policy's weights and their version do not change.
-
         Raises:
             OutOfMemory: the update does not fit in memory, and smaller micro-batches cannot help.
         """

@@ -56,9 +56,6 @@ def train(
     Args:
         resume: whether to continue an earlier run. The setting ``run`` gives the name or the folder of this run.
         settings: options of ``agent-r1 train``, except ``taskset``, ``data``, ``corpus`` and ``sandbox``.
-
-    Example:
-        train(env, tasks, model="Qwen/Qwen2.5-3B-Instruct", eval_tasks=held_out, steps=100)
     """
     trainer = Trainer(
         env,
@@ -95,11 +92,6 @@ class Trainer:
             settings determine these functions.
         settings: fields of :class:`~agent_r1.training.config.TrainConfig`, for example ``steps=20,
             trainer={"learning_rate": 1e-5}``.
-
-    Example:
-        trainer = Trainer(env, tasks, model="Qwen/Qwen2.5-0.5B-Instruct", eval_tasks=held_out, steps=50)
-        trainer.train()
-        trainer.save_model("my-agent")
     """
 
     def __init__(

@@ -109,18 +109,15 @@ def _trainer(
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The factories that make the engine and the trainer of a run. The default is the embedded engine, and one process.
+    """The factories that make the engine and the trainer of a run; by default the embedded engine and one process."""
 
-    Attributes:
-        engine: returns an engine that serves the policy's weights. The engine may keep and change ``policy.model``.
-            With LoRA, the frozen weights must stay unchanged, because the trainer shares these weights.
-        trainer: returns a trainer of the policy. The third argument is the teacher, or None.
-        processes: a text for the run's record, about the started processes and their machines; "" if all processes
-            are on this machine.
-    """
-
+    # returns an engine that serves the policy's weights. The engine may keep and change ``policy.model``. With LoRA,
+    # the frozen weights must stay unchanged, because the trainer shares these weights
     engine: Callable[[Policy, RunConfig], InferenceEngine] = _torch_engine
+    # returns a trainer of the policy. The third argument is the teacher, or None
     trainer: Callable[[Policy, TrainConfig, PreTrainedModel | None], TrainerBackend] = _trainer
+    # a text for the run's record, about the started processes and their machines; "" if all processes are on this
+    # machine
     processes: str = ""
 
 
@@ -150,13 +147,7 @@ def resolve_placement(
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The services of a run, built and checked before the run writes a file.
-
-    Attributes:
-        extra_scorers: the scorers of the setting ``extra_rewards``.
-        events: the events that the run records first.
-        meter: counts the requests to the engine.
-    """
+    """The services of a run, built and checked before the run writes a file."""
 
     config: TrainConfig
     taskset: TaskSet
@@ -165,9 +156,9 @@ class Runtime:
     updater: PolicyUpdater
     engine: InferenceEngine
     placement: Placement
-    extra_scorers: tuple[Scorer, ...] = ()
-    events: tuple[LogEvent, ...] = ()
-    meter: EngineMeter = field(default_factory=EngineMeter)
+    extra_scorers: tuple[Scorer, ...] = ()  # the scorers of the setting ``extra_rewards``
+    events: tuple[LogEvent, ...] = ()  # the events that the run records first
+    meter: EngineMeter = field(default_factory=EngineMeter)  # counts the requests to the engine
 
     @property
     def agent(self) -> Agent:

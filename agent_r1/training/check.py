@@ -29,9 +29,6 @@ class SolutionCheck:
     """A reference solution and the expected rewards.
 
     A gold (right) solution must earn all ``expected_rewards``. A wrong solution must earn none.
-
-    Example:
-        SolutionCheck(task, ReferenceSolution("the answer", respond), is_gold=True, expected_rewards={"em": 1.0})
     """
 
     task: Task
@@ -75,21 +72,14 @@ class CheckFailure:
     """A problem that ``agent-r1 check`` found in a task or in one of its reference solutions.
 
     Each task needs gold (right) solutions, wrong solutions, and expected rewards.
-
-    Attributes:
-        task: the id of the task.
-        solution: the name of the reference solution. If the task lacks something, ``solution`` names the missing thing:
-            "gold", "wrong" or "expected_rewards".
-        reason: a text about the problem. For example, "gold, but earned em 0 of 1" means that the reward ``em`` of the
-            gold solution was 0, but 1 was expected.
-
-    Example:
-        CheckFailure(task="test/7", solution="right answer", reason="gold, but earned em 0 of 1")
-        CheckFailure(task="test/8", solution="wrong", reason="it has no wrong solution")
     """
 
-    task: str
+    task: str  # the id of the task
+    # the name of the reference solution. If the task lacks something, ``solution`` names the missing thing: "gold",
+    # "wrong" or "expected_rewards"
     solution: str
+    # a text about the problem. For example, "gold, but earned em 0 of 1" means that the reward ``em`` of the gold
+    # solution was 0, but 1 was expected
     reason: str
 
 
@@ -139,11 +129,7 @@ def render_report(report: CheckReport) -> Text:
 
 
 def check(taskset: TaskSet, progress: Progress, *, n: int = 50, seed: int = 0) -> CheckReport:
-    """Play the reference solutions of ``n`` tasks per split, and compare earned and expected rewards.
-
-    The tasks are drawn at random; 0: all tasks. Raises InvalidInput if the task set has no solutions, or cannot create
-    the solutions of a task.
-    """
+    """Play the reference solutions of ``n`` tasks per split, and compare earned and expected rewards."""
     return asyncio.run(_check(taskset, progress, n, seed))
 
 

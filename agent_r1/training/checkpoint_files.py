@@ -110,19 +110,12 @@ class BestStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes:
-        step: the number of finished optimizer steps.
-        groups: the number of groups in the finished steps. The next group has this number as its id.
-        best: the best step so far; None if no step was validated.
-        validated: the last validated step; 0 for none.
-    """
-
-    step: int = 0
-    groups: int = 0
-    best: BestStep | None = None
-    validated: int = 0
+    step: int = 0  # the number of finished optimizer steps
+    groups: int = 0  # the number of groups in the finished steps. The next group has this number as its id
+    best: BestStep | None = None  # the best step so far; None if no step was validated
+    validated: int = 0  # the last validated step; 0 for none
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,16 +84,12 @@ INEXACT = "inexact"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResumeState:
-    """The state of a run at the beginning of training, without the state of the trainer.
-
-    Attributes:
-        events: the events that the run records first.
-        best_weights: the weights of the step ``progress.best``; empty without a best step.
-    """
+    """The state of a run at the beginning of training, without the state of the trainer."""
 
     progress: TrainProgress
     monitor: MonitorState
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]  # the events that the run records first
+    # the weights of the step ``progress.best``; empty without a best step
     best_weights: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -227,10 +223,7 @@ class CheckpointManager:
             self._snapshot = await run_in_thread(self._take_snapshot)
 
     def start_saving(self) -> None:
-        """Start to write the copy that :meth:`copy_if_due` made. If there is no copy, do nothing.
-
-        The database must contain all rows up to the step of a checkpoint, so record the step first.
-        """
+        """Start to write the copy that :meth:`copy_if_due` made. If there is no copy, do nothing."""
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None

@@ -72,10 +72,7 @@ def load_agent(name: str) -> AgentFunction:
 
 
 def make_rollout(agent: Agent, env: Env) -> Rollout:
-    """Return the rollout in which ``agent`` acts in ``env``.
-
-    If ``env`` belongs to an agent program, the program acts, and ``agent`` answers the program's model requests.
-    """
+    """Return the rollout in which ``agent`` acts in ``env``."""
     if isinstance(env, AgentProgramEnv):
         return AgentProgram(env.function, agent, env.host)
     return AgentLoop(agent, env)
@@ -161,9 +158,6 @@ def serve_environments(
     Args:
         token: the token that requests must have; "" for none.
         on_started: called with the worker's address and description when the worker listens.
-
-    Raises InvalidInput if the address cannot be used; if ``token`` is "" and the address is not a loopback address; if
-    ``token`` is too short; or if the task set has an agent of its own.
     """
     if taskset.agent is not None:
         do = "give a task set without an agent of its own, which runs its tools itself"

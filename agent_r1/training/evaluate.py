@@ -72,7 +72,6 @@ async def attempts(
     limits: RolloutLimits,
     progress: Progress | None = None,
 ) -> list[Group]:
-    """Return one group of ``size`` scored attempts for each task, in the order of ``tasks``."""
     collector = Collector(
         method.rollout(),
         scorers,
@@ -97,11 +96,7 @@ def with_temperature(agent: Agent, temperature: float) -> Agent:
 
 
 def env_for_method(method: Method, taskset: TaskSet, split: str) -> Env:
-    """Return the environment of ``method`` for the tasks of ``split``.
-
-    If ``method`` uses the environment of ``taskset``, return the environment that ``taskset`` has for ``split``.
-    Otherwise return ``method.env``, which is the same for all splits.
-    """
+    """Return the environment of ``method`` for the tasks of ``split``."""
     return taskset.env_for_split(split) if method.env is taskset.env else method.env
 
 

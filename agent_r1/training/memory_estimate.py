@@ -220,7 +220,6 @@ def _options(settings: Mapping[str, Any]) -> str:
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Return the available memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_machine_memory(root), *_group_memory(root))

@@ -26,9 +26,6 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
     """Return the total of each reward by name.
 
     A total is one sum over the whole attempt: the values of the trajectory, of all turns and of all calls are added.
-
-    Example:
-        sum_rewards(trajectory) == {"em": 1.0, "found": 2.0}
     """
     totals: dict[str, float | None] = {
         name: None if value is None else 0.0 for name, value in trajectory.rewards.items()
@@ -43,9 +40,6 @@ def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
 
     A missing reward counts as 0. A reward that is not a finite number is left out of its mean.
-
-    Example:
-        reward_means(trajectories) == {"reward/em": 0.25, "reward/found": 0.8}
     """
     totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
     means = {}
@@ -63,20 +57,13 @@ EXACT_MATCH_NAMES = ("em", "exact_match")
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The evaluation of one attempt.
+    """The evaluation of one attempt."""
 
-    Attributes:
-        em: exact match, or the first reward if the task set reports no exact match.
-        f1: F1; equal to ``em`` if the task set reports no F1.
-        sub: 1 if a right answer occurs in the given answer, else 0; None if not reported.
-        measure: the name of the number ``em``: "exact match", or a reward such as "reward 'solved'".
-        failure: why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong.
-    """
-
-    em: float
-    f1: float
-    sub: float | None = None
-    measure: str = EXACT_MATCH
+    em: float  # exact match, or the first reward if the task set reports no exact match
+    f1: float  # F1; equal to ``em`` if the task set reports no F1
+    sub: float | None = None  # 1 if a right answer occurs in the given answer, else 0; None if not reported
+    measure: str = EXACT_MATCH  # the name of the number ``em``: "exact match", or a reward such as "reward 'solved'"
+    # why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong
     failure: str | None = None
 
     @property
@@ -98,10 +85,7 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
 
 
 def majority_score(answers: Sequence[str | None], scores: Sequence[float]) -> float:
-    """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer.
-
-    If several answers are the most frequent, return their mean score.
-    """
+    """Return the score of the most frequent answer to a question; 0.0 if no attempt gives an answer."""
     given = [(normalize(answer), score) for answer, score in zip(answers, scores, strict=True) if answer is not None]
     votes = Counter(answer for answer, _ in given)
     return statistics.fmean([s for answer, s in given if votes[answer] == max(votes.values())]) if given else 0.0

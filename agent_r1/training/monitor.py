@@ -106,25 +106,18 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """The state of a health monitor, saved in each checkpoint. Tuples are in the order of training, oldest first.
+    """The state of a health monitor, saved in each checkpoint. Tuples are in the order of training, oldest first."""
 
-    Attributes:
-        attempts: the recent attempts; None: the attempt did not fail.
-        calls: the recent calls by tool; None: the call did not fail.
-        streaks: the number of consecutive steps with a finding, by the name of the check.
-        start_entropies: the entropies of the first steps.
-        rewards: the mean rewards of the recent steps.
-        proxies: (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``.
-        validation_warned: the step of the best validation at the last warning that validation falls; 0 before it.
-    """
-
-    attempts: tuple[FailureRecord | None, ...] = ()
+    attempts: tuple[FailureRecord | None, ...] = ()  # the recent attempts; None: the attempt did not fail
+    # the recent calls by tool; None: the call did not fail
     calls: Mapping[str, tuple[FailureRecord | None, ...]] = field(default_factory=dict)
+    # the number of consecutive steps with a finding, by the name of the check
     streaks: Mapping[str, int] = field(default_factory=dict)
-    start_entropies: tuple[float, ...] = ()
-    rewards: tuple[float, ...] = ()
+    start_entropies: tuple[float, ...] = ()  # the entropies of the first steps
+    rewards: tuple[float, ...] = ()  # the mean rewards of the recent steps
+    # (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``
     proxies: tuple[tuple[float, float], ...] = ()
-    validation_warned: int = 0
+    validation_warned: int = 0  # the step of the best validation at the last warning that validation falls; 0 before it
     hacking_warned: bool = False
 
 
@@ -206,19 +199,13 @@ REPEAT = 10  # consecutive steps after which a warning is repeated
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem that a check found in a step.
+    """A problem that a check found in a step."""
 
-    Attributes:
-        check: the name of the check.
-        text: the problem, the measured value and its limit, and advice.
-        patience: the run is stopped after this number of consecutive steps with the finding; None: only warn.
-        warn_after: the monitor warns after this number of consecutive steps.
-    """
-
-    check: str
-    text: str
+    check: str  # the name of the check
+    text: str  # the problem, the measured value and its limit, and advice
+    # the run is stopped after this number of consecutive steps with the finding; None: only warn
     patience: int | None = None
-    warn_after: int = 1
+    warn_after: int = 1  # the monitor warns after this number of consecutive steps
 
     def __str__(self) -> str:
         return f"{self.check}: {self.text}"

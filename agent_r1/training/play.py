@@ -31,11 +31,7 @@ Anything else is sent as it is, tags included. A line that ends with \\ continue
 
 
 def format_signature(tool: ToolSpec) -> str:
-    """Return a tool's name, arguments and first line of description, in one line.
-
-    Example:
-        "search(query: string)  Find a page."
-    """
+    """Return a tool's name, arguments and first line of description, in one line."""
     required = set(tool.parameters.get("required", ()))
     properties: Mapping[str, Mapping[str, Any]] = tool.parameters.get("properties", {})
     arguments = [
@@ -52,12 +48,6 @@ def parse_line(line: str, tools: Sequence[ToolSpec]) -> Message:
     - "NAME ARGUMENTS" is a call if a tool has this name. If ARGUMENTS starts with "{", ARGUMENTS must be a JSON object.
       Otherwise, ARGUMENTS is the value of one argument.
     - Any other line is text.
-
-    If a required JSON object is not valid, no error is raised. The text of the returned message then contains a
-    malformed call, and the environment answers this message with an explanation.
-
-    Example:
-        parse_line('search Alba', tools) == parse_line('/search {"query": "Alba"}', tools)
     """
     name, _, rest = line.strip().partition(" ")
     if name.startswith("/") and len(name) > 1:
@@ -141,23 +131,14 @@ LEFT = "left"
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """The result of an episode that a person played.
-
-    Attributes:
-        rewards: the total of each reward; empty if the episode was not scored.
-        answers: the right answers; () if no answer is known.
-        reason: why the episode failed; None if it did not fail.
-
-    Example:
-        PlayResult(task="style-a/7", status="completed", turns=3, rewards={"em": 1.0, "f1": 1.0}, answers=("Bruno",))
-    """
+    """The result of an episode that a person played."""
 
     task: str
     status: str
     turns: int
-    rewards: RewardTotals = field(default_factory=dict)
-    answers: tuple[str, ...] = ()
-    reason: str | None = None
+    rewards: RewardTotals = field(default_factory=dict)  # the total of each reward; empty if the episode was not scored
+    answers: tuple[str, ...] = ()  # the right answers; () if no answer is known
+    reason: str | None = None  # why the episode failed; None if it did not fail
 
     @property
     def text(self) -> str:

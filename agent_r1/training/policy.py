@@ -35,20 +35,14 @@ from agent_r1.training.config import RunConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with its tokenizer and its renderer.
-
-    Attributes:
-        context_length: the maximum number of tokens in a prompt and its action together.
-        images: the image processor; None if the model has no vision.
-        reads_images: whether model and engine accept images.
-    """
+    """A model with its tokenizer and its renderer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     renderer: Renderer
-    context_length: int
-    images: ImageProcessor | None = None
-    reads_images: bool = False
+    context_length: int  # the maximum number of tokens in a prompt and its action together
+    images: ImageProcessor | None = None  # the image processor; None if the model has no vision
+    reads_images: bool = False  # whether model and engine accept images
 
     def agent(self, engine: InferenceEngine, config: RunConfig, temperature: float) -> Agent:
         """Return an agent that samples this policy's actions from ``engine`` at the given temperature."""

@@ -15,19 +15,13 @@ from agent_r1.training.metrics import EXACT_MATCH_NAMES, REWARD_MEAN, VALIDATION
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The results of one optimizer step.
-
-    Attributes:
-        reward: the mean reward.
-        em: the mean exact match; None if the task set reports no exact match.
-        metrics: all metrics of the step, by name.
-    """
+    """The results of one optimizer step."""
 
     step: int
-    reward: float
-    em: float | None
+    reward: float  # the mean reward
+    em: float | None  # the mean exact match; None if the task set reports no exact match
     tokens_per_second: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # all metrics of the step, by name
 
 
 class Progress(Protocol):

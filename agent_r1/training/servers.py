@@ -50,31 +50,20 @@ MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The devices that this process can use.
+    """The devices that this process can use."""
 
-    Attributes:
-        gpus: the name of each GPU as in ``CUDA_VISIBLE_DEVICES``. ``gpus[k]`` is ``cuda:k`` in this process.
-        cores: the number of CPU cores.
-
-    Example:
-        Hardware(gpus=("4", "5"), cores=16)  # if CUDA_VISIBLE_DEVICES is 4,5
-    """
-
+    # the name of each GPU as in ``CUDA_VISIBLE_DEVICES``. ``gpus[k]`` is ``cuda:k`` in this process
     gpus: tuple[str, ...]
-    cores: int
+    cores: int  # the number of CPU cores
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The GPUs of a run, by torch's index in this process.
+    """The GPUs of a run, by torch's index in this process."""
 
-    Attributes:
-        trainer: one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of these GPUs.
-        servers: the GPUs of each vLLM server; () if the servers see all GPUs.
-    """
-
+    # one GPU for each rank of the trainer; () on a CPU. The embedded engine uses the first of these GPUs
     trainer: tuple[int, ...]
-    servers: tuple[tuple[int, ...], ...]
+    servers: tuple[tuple[int, ...], ...]  # the GPUs of each vLLM server; () if the servers see all GPUs
 
     def __str__(self) -> str:
         named = [("trainer", self.trainer), *((f"server {k}", gpus) for k, gpus in enumerate(self.servers))]
@@ -264,10 +253,6 @@ class VllmServers:
     Args:
         run_folder: the folder to which a server's output is copied if the server ended by itself; None: no copy.
         launcher: starts the servers; None: as child processes.
-
-    Example:
-        servers = VllmServers()
-        engine = servers.engine(policy, config)
     """
 
     def __init__(self, run_folder: Path | None = None, launcher: ServerLauncher | None = None) -> None:

@@ -30,9 +30,6 @@ class Cell:
         low, high: the ends of the 95 % confidence interval of ``em``. The interval is Wilson's if all values are 0 or
             1, otherwise normal.
         sub: the share of answers that contain a right answer (sub-match); None if there is no sub-match.
-
-    Example:
-        Cell(em=0.9, f1=0.93, n=200, low=0.8505, high=0.9343)
     """
 
     em: float
@@ -55,9 +52,6 @@ class SampledCell:
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
         likeliest: the exact match of the attempt with the highest mean log-probability of its tokens.
-
-    Example:
-        SampledCell(one=0.31, low=0.27, high=0.35, any=0.62, majority=0.4, likeliest=0.38)
     """
 
     one: float
@@ -70,36 +64,25 @@ class SampledCell:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The results of one method, if several attempts are sampled at each question.
+    """The results of one method, if several attempts are sampled at each question."""
 
-    Attributes:
-        k: the k of pass@k.
-        attempts: the number of attempts at each question.
-        cells: the results by split.
-    """
-
-    k: int
-    attempts: int
-    cells: Mapping[str, SampledCell]
+    k: int  # the k of pass@k
+    attempts: int  # the number of attempts at each question
+    cells: Mapping[str, SampledCell]  # the results by split
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A result table. Each row is a method: a baseline, the base model, or the trained agent.
+    """A result table. Each row is a method: a baseline, the base model, or the trained agent."""
 
-    Attributes:
-        cells: the results by method and split.
-        retrieval: the measures of the retriever, by split and by name such as ``recall@5``.
-        measure: what the attribute ``em`` of each cell measures: "exact match", or a reward such as "reward 'solved'".
-        measures: further measures of the task set, by method, by split and by name such as ``fix_rate``.
-        passed: pass@k by method.
-    """
-
-    cells: Mapping[str, Mapping[str, Cell]]
+    cells: Mapping[str, Mapping[str, Cell]]  # the results by method and split
+    # the measures of the retriever, by split and by name such as ``recall@5``
     retrieval: Mapping[str, Mapping[str, float]]
+    # what the attribute ``em`` of each cell measures: "exact match", or a reward such as "reward 'solved'"
     measure: str = EXACT_MATCH
+    # further measures of the task set, by method, by split and by name such as ``fix_rate``
     measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-    passed: Mapping[str, PassAtK] = field(default_factory=dict)
+    passed: Mapping[str, PassAtK] = field(default_factory=dict)  # pass@k by method
 
     @property
     def exact(self) -> bool:
@@ -109,22 +92,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """The result of a training run.
+    """The result of a training run."""
 
-    Attributes:
-        run: the folder of the run.
-        steps: the number of optimizer steps.
-        train_seconds: the seconds of training since the run was started or last resumed.
-        pass_at_k: pass@k of the base model; None if not measured.
-        resumed_from: the step from which the run was last resumed; 0 if the run was not resumed.
-    """
-
-    run: Path
-    steps: int
-    train_seconds: float
+    run: Path  # the folder of the run
+    steps: int  # the number of optimizer steps
+    train_seconds: float  # the seconds of training since the run was started or last resumed
     table: Table
-    pass_at_k: PassAtK | None = None
-    resumed_from: int = 0
+    pass_at_k: PassAtK | None = None  # pass@k of the base model; None if not measured
+    resumed_from: int = 0  # the step from which the run was last resumed; 0 if the run was not resumed
 
 
 def make_cell(answers: Sequence[EvalResult]) -> Cell:

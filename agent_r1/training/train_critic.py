@@ -46,56 +46,37 @@ class RecordedReturns:
 
     A branch is a path of turns, in which each turn continues the turn before. There is a state before the first token
     of each action, and after each token of the action.
-
-    Attributes:
-        token_ids: the tokens of the branch up to the end of the last action: (T,).
-        logprobs: the log-probability of each sampled token, and 0 for other tokens: (T,).
-        states: the index of the last token before each state: (n,).
-        returns: the return after each state: (n,).
-        is_end: whether each state follows the last token of an action: (n,).
     """
 
     task_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    states: tuple[int, ...]
-    returns: tuple[float, ...]
-    is_end: tuple[bool, ...]
+    token_ids: tuple[int, ...]  # the tokens of the branch up to the end of the last action: (T,)
+    logprobs: tuple[float, ...]  # the log-probability of each sampled token, and 0 for other tokens: (T,)
+    states: tuple[int, ...]  # the index of the last token before each state: (n,)
+    returns: tuple[float, ...]  # the return after each state: (n,)
+    is_end: tuple[bool, ...]  # whether each state follows the last token of an action: (n,)
 
 
 @dataclass(frozen=True, slots=True)
 class CriticFit:
-    """How well values V predict the returns G of held-out tasks.
+    """How well values V predict the returns G of held-out tasks."""
 
-    Attributes:
-        states: the number of states.
-        explained_variance: 1 - Var(G - V) / Var(G). NaN if all returns are equal.
-        error: the mean of (G - V)^2.
-        mean_error: the mean of (G - m)^2, with the mean return m of the training tasks as baseline.
-    """
-
-    states: int
-    explained_variance: float
-    error: float
-    mean_error: float
+    states: int  # the number of states
+    explained_variance: float  # 1 - Var(G - V) / Var(G). NaN if all returns are equal
+    error: float  # the mean of (G - V)^2
+    mean_error: float  # the mean of (G - m)^2, with the mean return m of the training tasks as baseline
 
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """The result of ``train-critic``: how well the critic predicts the returns of the held-out tasks.
-
-    Attributes:
-        all_states: the fit in all states: before each action, and after each token of the action.
-        after_actions: the fit in the states after the last token of an action.
-    """
+    """The result of ``train-critic``: how well the critic predicts the returns of the held-out tasks."""
 
     folder: str
     attempts: int
     tasks: int
     held_out_attempts: int
     held_out_tasks: int
-    all_states: CriticFit
-    after_actions: CriticFit
+    all_states: CriticFit  # the fit in all states: before each action, and after each token of the action
+    after_actions: CriticFit  # the fit in the states after the last token of an action
 
 
 def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:

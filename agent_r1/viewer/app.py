@@ -328,20 +328,12 @@ def quote_segment(value: object) -> str:
 
 
 def attempt_path(attempt: AttemptId) -> str:
-    """Return the name of an attempt in URLs: the id of the attempt without the name of the run.
-
-    Example:
-        >>> attempt_path(AttemptId(run="demo", task="style-a/7", group_id=3, sample_index=1, retry=0))
-        '3.1.0:style-a/7'
-    """
+    """Return the name of an attempt in URLs: the id of the attempt without the name of the run."""
     return str(attempt).removeprefix(f"{attempt.run}:")
 
 
 def best_and_worst(group: Sequence[AttemptSummary]) -> list[AttemptSummary]:
-    """Return the attempts with the two lowest and the two highest totals of rewards, in the order of ``group``.
-
-    If no attempt has a reward, return the first four attempts.
-    """
+    """Return the attempts with the two lowest and the two highest totals of rewards, in the order of ``group``."""
     known = sorted((one for one in group if one.reward is not None), key=lambda one: one.reward or 0.0)
     chosen = {one.attempt for one in [*known[:2], *known[-2:]]} or {one.attempt for one in group[:4]}
     return [one for one in group if one.attempt in chosen]

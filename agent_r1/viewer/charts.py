@@ -48,27 +48,20 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """A line in SVG coordinates.
-
-    Attributes:
-        path: the attribute ``d`` of the SVG path.
-        covered: the number of earlier lines of the chart that contain all points of the line, at most MAX_COVERED. The
-            line is dashed if the number is not 0.
-        dots: the points (x, y) that are drawn as dots; () if the line has no dots.
-        mark: the point (x, y) that gets a mark, or None.
-        values: (x, step, y, value) of each point, for the tooltip of the chart.
-        summary: a text with the last, smallest and largest value.
-    """
+    """A line in SVG coordinates."""
 
     label: str
     color: int
-    path: str
+    path: str  # the attribute ``d`` of the SVG path
+    # the number of earlier lines of the chart that contain all points of the line, at most MAX_COVERED. The line is
+    # dashed if the number is not 0
     covered: int
-    dots: tuple[tuple[float, float], ...]
-    mark: tuple[float, float] | None
+    dots: tuple[tuple[float, float], ...]  # the points (x, y) that are drawn as dots; () if the line has no dots
+    mark: tuple[float, float] | None  # the point (x, y) that gets a mark, or None
+    # (x, step, y, value) of each point, for the tooltip of the chart
     values: tuple[tuple[float, int, float, float], ...]
     last: str
-    summary: str
+    summary: str  # a text with the last, smallest and largest value
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,30 +220,20 @@ Named = Sequence[tuple[str, Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The description of a chart.
-
-    Attributes:
-        select: takes all curves of a run, and returns the curves of the chart with their labels.
-        log: whether the vertical axis is logarithmic, if the values allow it.
-        from_zero: whether the vertical axis must contain 0.
-        missing: the text in place of a chart without values. "": the chart is left out.
-        are_parts: whether the curves are parts of a whole, such as the parts of a step.
-    """
+    """The description of a chart."""
 
     title: str
     unit: str
+    # takes all curves of a run, and returns the curves of the chart with their labels
     select: Callable[[Curves], Named]
-    log: bool = False
-    from_zero: bool = False
-    missing: str = ""
-    are_parts: bool = False
+    log: bool = False  # whether the vertical axis is logarithmic, if the values allow it
+    from_zero: bool = False  # whether the vertical axis must contain 0
+    missing: str = ""  # the text in place of a chart without values. "": the chart is left out
+    are_parts: bool = False  # whether the curves are parts of a whole, such as the parts of a step
 
 
 def best_step(curves: Curves) -> int | None:
-    """Return the step with the largest exact match in validation; None without a validation.
-
-    If several steps are equally good, return the last of them.
-    """
+    """Return the step with the largest exact match in validation; None without a validation."""
     validated = curves.get(BEST_BY, {})
     return max(validated, key=lambda step: (validated[step], step)) if validated else None
 
@@ -404,10 +387,7 @@ def draw_other(curves: Curves) -> tuple[Chart, ...]:
 
 
 def draw_comparison(runs: Mapping[str, Curves], of_parts: bool = False) -> tuple[Chart, ...]:
-    """Return the charts that compare several runs: one metric per chart, one line per run.
-
-    With ``of_parts``, the charts are those of the parts of a step, such as the time of the forward passes.
-    """
+    """Return the charts that compare several runs: one metric per chart, one line per run."""
     charts = [chart for panel in PANELS if panel.are_parts == of_parts for chart in _compare(panel, runs)]
     # A part that only one run has, such as the ranks of a trainer, is nothing to compare.
     return tuple(chart for chart in charts if not of_parts or len(chart.lines) == len(runs))

@@ -28,57 +28,41 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """A tool call with what the policy saw of its result.
-
-    Attributes:
-        arguments: None if they could not be parsed from ``raw``, the sampled text.
-        error: why the call could not be parsed, or the error of the tool, or "".
-        seconds: the time that the tool took; 0.0 if not known.
-    """
+    """A tool call with what the policy saw of its result."""
 
     name: str
-    arguments: Mapping[str, Any] | None
+    arguments: Mapping[str, Any] | None  # None if they could not be parsed from ``raw``, the sampled text
     raw: str
-    error: str
+    error: str  # why the call could not be parsed, or the error of the tool, or ""
     result: str | None
-    seconds: float
+    seconds: float  # the time that the tool took; 0.0 if not known
     rewards: Mapping[str, float]
     images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn.
-
-    Attributes:
-        branch: the index of the turn's branch in the trajectory tree.
-        versions: the versions of the weights that sampled the action.
-        context: how many tokens the policy saw before the action.
-        state: the new messages before the action, if the context was rewritten; otherwise () because the messages are
-            ``Conversation.start`` or the observation of an earlier turn.
-        state_tokens: (id, text) of the new tokens of the prompt, if asked for.
-        tokens: the tokens of the action; () if there are too many to show them one by one.
-        observation: the messages that are not the result of a call.
-        value: the critic's value of the state, if recorded.
-    """
+    """A turn."""
 
     index: int
     parent: int | None
     kind: str
-    branch: int
+    branch: int  # the index of the turn's branch in the trajectory tree
     finish_reason: str
-    versions: tuple[int, ...]
-    context: int
+    versions: tuple[int, ...]  # the versions of the weights that sampled the action
+    context: int  # how many tokens the policy saw before the action
+    # the new messages before the action, if the context was rewritten; otherwise () because the messages are
+    # ``Conversation.start`` or the observation of an earlier turn
     state: tuple[MessageView, ...]
-    state_tokens: tuple[tuple[int, str], ...]
+    state_tokens: tuple[tuple[int, str], ...]  # (id, text) of the new tokens of the prompt, if asked for
     num_tokens: int
-    tokens: tuple[Token, ...]
+    tokens: tuple[Token, ...]  # the tokens of the action; () if there are too many to show them one by one
     text: str
     rewards: Mapping[str, float]
     calls: tuple[CallView, ...]
-    observation: tuple[MessageView, ...]
+    observation: tuple[MessageView, ...]  # the messages that are not the result of a call
     timing: TurnTiming | None
-    value: float | None
+    value: float | None  # the critic's value of the state, if recorded
 
 
 @dataclass(frozen=True, slots=True)

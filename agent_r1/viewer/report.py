@@ -149,36 +149,24 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """All that the page of a run, and ``agent-r1 show RUN``, say about it.
-
-    Attributes:
-        config: the settings by dotted key.
-        settings: the settings that differ from their defaults, except those of the algorithm.
-        algorithm: the settings of the algorithm that are not empty.
-        validations: in the order of steps.
-        table: the cells of the result table at the end of the run: ``table[method][split]``. {} if there is none.
-        curves: the values by step of each metric and timing.
-        file: the Python file that defines the task set, if any.
-        hardware: of the last start or resumption; {} if not recorded.
-        profile: the seconds of each part of an average step by metric name, empty if the run was not profiled.
-        critic: None without a critic whose values were recorded.
-        events: oldest first, with their details as text for people.
-    """
+    """All that the page of a run, and ``agent-r1 show RUN``, say about it."""
 
     summary: RunSummary
-    config: Mapping[str, Any]
-    settings: tuple[Setting, ...]
-    algorithm: tuple[Setting, ...]
+    config: Mapping[str, Any]  # the settings by dotted key
+    settings: tuple[Setting, ...]  # the settings that differ from their defaults, except those of the algorithm
+    algorithm: tuple[Setting, ...]  # the settings of the algorithm that are not empty
     fates: Mapping[AttemptFateName, int]
     statuses: Mapping[Status, int]
-    validations: tuple[Validation, ...]
+    validations: tuple[Validation, ...]  # in the order of steps
+    # the cells of the result table at the end of the run: ``table[method][split]``. {} if there is none
     table: Mapping[str, Mapping[str, Mapping[str, float]]]
-    curves: Curves
-    file: Path | None
-    hardware: Mapping[str, Any]
+    curves: Curves  # the values by step of each metric and timing
+    file: Path | None  # the Python file that defines the task set, if any
+    hardware: Mapping[str, Any]  # of the last start or resumption; {} if not recorded
+    # the seconds of each part of an average step by metric name, empty if the run was not profiled
     profile: Mapping[str, float]
-    critic: CriticCalibration | None
-    events: Sequence[RecordedEvent]
+    critic: CriticCalibration | None  # None without a critic whose values were recorded
+    events: Sequence[RecordedEvent]  # oldest first, with their details as text for people
 
     @property
     def warnings(self) -> int:
@@ -186,7 +174,6 @@ class RunReport:
 
     @property
     def last(self) -> Validation | None:
-        """The last validation."""
         return self.validations[-1] if self.validations else None
 
     @property
@@ -206,11 +193,6 @@ class RunReport:
         return tuple(dict.fromkeys(split for cells in self.table.values() for split in cells))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object.
-
-        Example:
-            {"run": "runs/demo", "state": "complete", .., "validation": {"last": .., "best": ..}, "curves": .., ..}
-        """
         summary, best = self.summary, self.best_checkpoint
         return {
             "run": str(summary.folder),

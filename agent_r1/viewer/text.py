@@ -95,12 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def timing_text(timing: TurnTiming) -> str:
-    """Return how long the engine and the environment took in a turn.
-
-    Example:
-        >>> timing_text(TurnTiming(1.0, end_seconds=1.8, first_token_seconds=1.05, env_seconds=2.5))
-        'engine 0.8 s (first token 50 ms), environment 2.5 s'
-    """
+    """Return how long the engine and the environment took in a turn."""
     text = f"engine {duration(timing.engine_seconds)}"
     if timing.first_token_seconds is not None:
         text += f" (first token {duration(timing.first_token_seconds - timing.start_seconds)})"

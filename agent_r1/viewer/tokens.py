@@ -20,25 +20,17 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A sampled token. A number that was not recorded, or is not finite, is None.
-
-    Attributes:
-        engine: the log-probability in the engine that sampled the token.
-        trainer: the log-probability in the trainer before the update.
-        gap: ``trainer`` minus ``engine``.
-        weight: the weight of the token in the policy loss. 0: the loss leaves the token out.
-        value: the critic's value before the token.
-    """
+    """A sampled token. A number that was not recorded, or is not finite, is None."""
 
     id: int
     text: str
-    engine: float | None
-    trainer: float | None
-    gap: float | None
+    engine: float | None  # the log-probability in the engine that sampled the token
+    trainer: float | None  # the log-probability in the trainer before the update
+    gap: float | None  # ``trainer`` minus ``engine``
     advantage: float | None
-    weight: float | None
+    weight: float | None  # the weight of the token in the policy loss. 0: the loss leaves the token out
     entropy: float | None
-    value: float | None
+    value: float | None  # the critic's value before the token
 
 
 NUMBERS: Mapping[str, Callable[[Token], float | None]] = {
@@ -97,22 +89,15 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A color scale for one number of tokens. Each value gets a level with a color.
+    """A color scale for one number of tokens. Each value gets a level with a color."""
 
-    Attributes:
-        code: the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``.
-        name: the key of the number in ``NUMBERS``.
-        meaning: the explanation in the legend.
-        diverging: True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value.
-        largest: the largest absolute value on the scale. A value beyond the scale gets the last level, or the first
-            level if ``diverging`` is true and the value is negative.
-    """
-
-    code: str
-    name: str
+    code: str  # the letter of the CSS classes. The class ``a7`` is level 7 of the scale ``a``
+    name: str  # the key of the number in ``NUMBERS``
     title: str
-    meaning: str
-    diverging: bool
+    meaning: str  # the explanation in the legend
+    diverging: bool  # True: levels 0 to 8, with 4 for the value 0. False: levels 0 to 4 for the absolute value
+    # the largest absolute value on the scale. A value beyond the scale gets the last level, or the first level if
+    # ``diverging`` is true and the value is negative
     largest: float = 0.0
 
     def level(self, token: Token) -> int | None:

@@ -185,10 +185,6 @@ class EnvironmentWorker:
         tasks: returns the tasks of a split, for runs that send only references to tasks.
         token: the token that requests must have. "": requests need no token.
         port: the port to listen on; 0 for any free port.
-
-    Example:
-        worker = EnvironmentWorker({"env": taskset.env}, taskset.tasks, description)
-        worker.start()
     """
 
     def __init__(

@@ -76,7 +76,6 @@ SETUP = UpdateSetup(build_algorithm("top-k-distillation", {}), layers=1)
 
 @pytest.fixture
 def samples(make: Any) -> tuple[TrainingSample, ...]:
-    """Three attempts; two turns of the first one branch from a shared prefix."""
     branches = [make.turn(0, [1, 2], [3, 4]), make.turn(1, [5], [6], parent=0), make.turn(2, [7], [8, 9], parent=0)]
     others = [make.chain(([1], [token, 2]), ([3], [4])) for token in (5, 6)]
     attempts = [make.trajectory(turns, member=member) for member, turns in enumerate([branches, *others])]

@@ -29,7 +29,6 @@ def loss_at(loss: PolicyLoss, ratio: Tensor, advantage: Tensor) -> Tensor:
 
 @pytest.fixture
 def tokens() -> TokenOutputs:
-    """Return tokens of three trajectories, half of them far from the old policy."""
     random = torch.Generator().manual_seed(0)
     old = -torch.rand(6, generator=random, dtype=torch.float64) - 0.5
     moved = numbers(0.3, -0.4, 0.05, 0.6, -0.01, -0.7)

@@ -26,7 +26,6 @@ from agent_r1.trainer.updater import MASKED
 
 @pytest.fixture
 def batch(make: Any) -> TrainingBatch:
-    """Return a batch of three groups of random attempts."""
     return assemble_batch(select_trainable(make.random_groups(5), {}).samples, pack_prefix_tree)
 
 

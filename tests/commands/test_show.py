@@ -42,7 +42,6 @@ from agent_r1.viewer.report import Prediction, make_critic_report
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder ``runs`` with a complete run ``demo`` and the run ``hostile``, whose texts are HOSTILE."""
     runs = tmp_path_factory.mktemp("show") / "runs"
     hardware = {"processor": "EPYC", "cores": 16, "gpus": ["H200"], "torch": "2.13.0"}
     write_run(runs / "demo", result_event("hardware", hardware), LogEvent("completed", "3 steps in 1.0 s"))
@@ -73,7 +72,6 @@ Show = Callable[..., Shown]
 
 @pytest.fixture
 def show(written: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Show:
-    """``show("demo", "worst", width=80)`` returns the result of ``agent-r1 show demo worst``."""
     monkeypatch.chdir(written.parent)
 
     def call(*arguments: str, width: int = 120) -> Shown:

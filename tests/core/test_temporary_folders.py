@@ -24,7 +24,6 @@ def hold(parent: Path) -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> BaseProcess:
-    """A running process that has a folder in ``tmp_path``."""
     process = get_context("fork").Process(target=hold, args=(tmp_path,), daemon=True)
     process.start()
     while not list(tmp_path.glob("*/file")):

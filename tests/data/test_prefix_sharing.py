@@ -276,7 +276,6 @@ def test_a_sequence_without_its_first_tokens_keeps_its_relations() -> None:
 
 @pytest.fixture
 def trees(make: Make) -> list[Group]:
-    """Attempts that append, branch at several depths, have an empty observation, or rewrite their context."""
     branching = [
         make.turn(0, [1, 2, 3], [4, 5]),
         make.turn(1, [6, 7], [8], parent=0),

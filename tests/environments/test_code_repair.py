@@ -45,11 +45,6 @@ Play = Callable[..., list[Trajectory]]
 
 @pytest.fixture
 def play(run_attempts: Any) -> Play:
-    """Return ``play(taskset, tasks, texts)``, in which a scripted agent writes one text per turn at each task.
-
-    ``texts`` can also be a function of the whole conversation and the number of the turn, from 0.
-    """
-
     def play(taskset: TaskSet, tasks: Sequence[Task], texts: Any) -> list[Trajectory]:
         assert isinstance(taskset.env, ToolEnv)
         before = 1 + sum(message.role == "assistant" for message in taskset.env.examples)
@@ -65,8 +60,6 @@ def play(run_attempts: Any) -> Play:
 
 @pytest.fixture
 def make(sandbox: Sandbox, rows_file: Callable[..., Path]) -> Callable[..., TaskSet]:
-    """Return ``make(**settings)``, which builds the task set of ROWS."""
-
     def make(seed: int = 0, **settings: Any) -> TaskSet:
         data = rows_file(*ROWS)
         lines = [

@@ -117,7 +117,6 @@ def test_pages_support_an_answer_only(play: Play) -> None:
 
 @pytest.fixture(scope="module")
 def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
-    """Return the task set of orders, and a task in which a color has to be changed."""
     taskset = orders.build(seed=0)
     task = next(task for task in taskset.tasks("train") if task.data["wish"].field == "colour")
     assert taskset.solutions is not None

@@ -39,8 +39,6 @@ Play = Callable[..., list[Transition]]
 
 @pytest.fixture
 def play(task: Task, context: Any) -> Play:
-    """Take actions in an episode of an environment, one after the other."""
-
     def run(env: Env, *actions: Action) -> list[Transition]:
         async def steps() -> list[Transition]:
             episode = await env.open(task, context())

@@ -75,7 +75,6 @@ def record(folder: Path, trajectories: list[Trajectory]) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six attempts; the third one has hostile text and two turns."""
     attempts = [trajectory(index) for index in range(6)]
     attempts[2] = trajectory(2, HOSTILE, turns=2)
     return record(tmp_path_factory.mktemp("recorded") / "demo", attempts)
@@ -83,7 +82,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps with LoRA, validated and saved after each step."""
     settings = {
         "model": "tiny-base",
         "trainer.lora.rank": 4,

@@ -84,8 +84,6 @@ def test_of_equal_actions_the_one_with_the_ids_of_the_client_is_continued():
 
 
 def test_sub_agents_and_rewritten_histories_are_branches(episodes, renderer):
-    """Two turns of the agent, one of a sub-agent, then a turn after the history was replaced by a summary."""
-
     async def run(base_url, api_key, task):
         client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
 
@@ -111,7 +109,6 @@ def test_sub_agents_and_rewritten_histories_are_branches(episodes, renderer):
 
 
 def test_an_agent_that_writes_its_stop_string_and_its_calls_again_continues_its_tokens(episodes, renderer):
-    """The conversation of an agent that reads code in the text of the policy, such as smolagents' CodeAgent."""
     calls = "\nCalling tools:\n[{'name': 'python_interpreter'}]"
 
     async def run(base_url, api_key, task):

@@ -59,8 +59,6 @@ class Site:
 
 @pytest.fixture
 def visit(renderer, caplog):
-    """Run a test against a site; afterwards the site still serves, and logged no traceback."""
-
     def visit(test):
         async def main():
             gateway = Gateway()

@@ -55,8 +55,6 @@ async def abandon(client, engine):
 
 
 def test_the_retry_of_a_client_that_timed_out_joins_the_first_try(episodes):
-    """The client gives up while the engine works; its own retry, after a pause, gets the answer of the first try."""
-
     def run(base_url, api_key, task):
         engine = episodes.engine
         client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=20, timeout=0.5)

@@ -19,7 +19,6 @@ def versions(
     tiny_model: PreTrainedModel,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[list[WeightUpdate]]:
-    """Two versions of the weights of a model with tied weights, which differ as little as after a small step."""
     folders = WeightFolders(tmp_path_factory.mktemp("weights"), "float32", tied=False, shared_memory=False)
     model = copy.deepcopy(tiny_model)
     model.config.tie_word_embeddings = True

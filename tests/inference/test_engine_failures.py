@@ -188,8 +188,6 @@ def test_the_default_kv_cache_takes_at_most_half_of_the_available_memory(monkeyp
 
 
 def test_a_closed_engine_has_no_thread_left(tiny_model):
-    """A daemon thread that is inside torch while the interpreter ends aborts the process."""
-
     async def generate_and_close():
         engine = engine_of(tiny_model)
         thread = engine._worker._thread

@@ -124,8 +124,7 @@ def test_equal_tokens_with_another_image_share_no_cached_prefix(vision):
 
 @pytest.mark.parametrize("has_image", [True, False], ids=["beside an image", "beside text"])
 def test_a_request_that_is_cancelled_when_a_step_begins_changes_no_other_request(vision, has_image):
-    """The engine still prefills the cancelled request, so its image must stay until this step ends."""
-
+    # The engine still prefills the cancelled request, so its image must stay until this step ends.
     async def run():
         engine, loop, cancelled = make_engine(vision), asyncio.get_running_loop(), threading.Event()
         step, first = engine._step, asyncio.create_task(sample(engine, vision, picture("red"), "a"))
@@ -205,7 +204,6 @@ def test_a_placeholder_that_the_policy_wrote_stands_for_no_image(vision):
 
 
 def test_no_text_of_a_message_stands_for_an_image(vision):
-    """The placeholder of the model, in each place that a text can come from."""
     placeholder = vision.images.placeholder
     broken = ToolCall("call_0_0", "search", None, placeholder, "unreadable")
     call = ToolCall("call_1_0", "search", {"query": placeholder}, f'{{"query": "{placeholder}"}}')

@@ -23,13 +23,11 @@ OBSERVATION = (8, 9, 10, 11)
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat all models as large."""
     monkeypatch.setattr(model_runner, "LARGE_MODEL", 0)
 
 
 @pytest.fixture
 def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the number of tokens of each chunk that is computed."""
     counts, prefill = list[int](), ModelRunner.prefill
 
     def count_tokens(runner: ModelRunner, chunks: Any) -> None:
@@ -84,7 +82,6 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(tiny_model: PreTrai
 def test_a_continuation_that_another_session_has_too_is_computed_once(
     tiny_model: PreTrainedModel, prefilled: list[int]
 ) -> None:
-    """Three sessions have equal seeds, so they sample equal actions; a fourth one samples others."""
     sessions = [(prompt(100), seed) for seed in (0, 0, 0, 1)]
     together = converse(tiny_model, sessions)
     _probe, *counts = prefilled
@@ -99,8 +96,6 @@ def test_a_continuation_that_another_session_has_too_is_computed_once(
 def test_equal_tokens_that_were_computed_in_other_passes_are_not_copied(
     tiny_model: PreTrainedModel, prefilled: list[int]
 ) -> None:
-    """The prompt of the second session holds three tokens that the first one samples; the third holds all its turns."""
-
     async def run() -> None:
         engine = TorchEngine(copy.deepcopy(tiny_model), 512, EngineConfig(max_sequences=64, decode_step="torch"))
 

@@ -125,7 +125,6 @@ def test_other_models_run_through_transformers(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("path", ["llama", "transformers"])
 def test_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows(path: str) -> None:
-    """With 448 or 512 visible columns, one product of weights and values has other bits than with fewer columns."""
     prompt = tuple(index % 50 for index in range(300))
     logits = []
     for other in (5, 440, 500):

@@ -43,7 +43,6 @@ def embedded(versions: list[WeightUpdate], params: SamplingParams) -> Completion
 def test_tokens_and_log_probabilities_are_the_servers(
     params: SamplingParams, seed: int, versions: list[WeightUpdate]
 ) -> None:
-    """``seed`` is the seed that the server gets."""
     got = serve(versions, lambda engine, _: engine.generate(PROMPT, params))
     sent = SamplingParams(
         params.temperature, max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids, seed=seed
@@ -73,8 +72,6 @@ def test_a_server_that_aborts_every_request_is_an_engine_error(
 def test_a_stop_string_that_does_not_meet_the_condition_does_not_end_the_generation(
     versions: list[WeightUpdate],
 ) -> None:
-    """The server stops at each token 5 or above; the condition is met by the third of them."""
-
     def count(ids: Any) -> int:
         return sum(token >= 5 for token in ids)
 

@@ -44,7 +44,6 @@ time.sleep(600)
 
 @pytest.fixture
 def server_file(tmp_path: Path) -> Path:
-    """A program with a child process; each of the two has a segment of shared memory, as vLLM's processes have."""
     file = tmp_path / "server.py"
     file.write_text(SERVER)
     return file
@@ -52,7 +51,6 @@ def server_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Path]:
-    """The output of the server: the names of its segments. A segment that is left is removed after the test."""
     log = tmp_path / "log"
     yield log
     for name in log.read_text().split():
@@ -72,7 +70,6 @@ def segments(log: Path) -> list[Path]:
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is in /dev/shm")
 @pytest.mark.parametrize("end", ["stop", "kill", "crash"])
 def test_a_server_leaves_no_shared_memory(end: str, server_file: Path, log: Path) -> None:
-    """After ``stop``, after ``kill``, and if the first process of the server is killed by another program."""
     server = ServerProcess([sys.executable, str(server_file)], {}, log)
     files = segments(log)
     if end == "kill":

@@ -230,8 +230,7 @@ def test_the_context_is_computed_once(tiny_model: PreTrainedModel, monkeypatch: 
 
 @pytest.mark.parametrize("decode_step", ["auto", "torch"])
 def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel, decode_step: DecodeStep) -> None:
-    """Each waits until all slots of its candidates are free: otherwise each would hold what another one waits for."""
-
+    # Each waits until all slots of its candidates are free: otherwise each would hold what another one waits for.
     async def run() -> None:
         config = EngineConfig(max_sequences=7, kv_cache_gib=0.0003, decode_step=decode_step)
         inner = TorchEngine(copy.deepcopy(tiny_model), 64, config)

@@ -55,8 +55,6 @@ def folders(tmp_path: Path) -> WeightFolders:
 
 @pytest.fixture
 def updates(policy: PreTrainedModel, folders: WeightFolders) -> Iterator[WeightUpdate]:
-    """Versions of an adapter, each of which differs from the one before as little as after a small step."""
-
     def versions() -> Iterator[WeightUpdate]:
         model = copy.deepcopy(policy)
         torch.manual_seed(0)
@@ -115,8 +113,6 @@ def test_a_server_that_does_not_serve_a_new_adapter_is_found(
 
 
 def test_tokens_are_those_of_the_adapted_model(updates: Iterator[WeightUpdate], policy: PreTrainedModel) -> None:
-    """The first version of the adapter changes nothing, so its tokens are also those of the base."""
-
     async def embedded() -> Completion:
         engine = TorchEngine(copy.deepcopy(policy), CONTEXT)
         try:
@@ -186,8 +182,6 @@ def test_a_generation_in_progress_continues_with_the_new_adapter(updates: Iterat
 def test_a_request_that_arrives_after_an_update_has_the_version_of_the_adapter_that_it_names(
     updates: Iterator[WeightUpdate],
 ) -> None:
-    """The server itself reports its newest version for it."""
-
     async def use(engine: VllmEngine, server: FakeVllm) -> list[Completion]:
         before = await engine.generate(PROMPT, PARAMS)
         arrived, updated, answer = threading.Event(), threading.Event(), server.answer
@@ -210,7 +204,6 @@ def test_a_request_that_arrives_after_an_update_has_the_version_of_the_adapter_t
 
 
 def test_requests_for_a_lost_adapter_are_answered_by_another_server(updates: Iterator[WeightUpdate]) -> None:
-    """A server that was restarted has no adapters. It gets the new one, with the frozen weights, at the next update."""
     first = next(updates)
     assert isinstance(first.handle, AdapterFolders)
 

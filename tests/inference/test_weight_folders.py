@@ -18,7 +18,6 @@ from agent_r1.model.load import read_weights
 
 
 def test_a_version_that_is_written_again_has_the_new_weights(tiny_model: PreTrainedModel, tmp_path: Path) -> None:
-    """A run that continues from a checkpoint repeats the numbers of the versions after it."""
     model = copy.deepcopy(tiny_model)
     with closing(WeightFolders(tmp_path, "float32", shared_memory=False)) as folders:
         folders.write(model, 3)
@@ -32,7 +31,6 @@ def test_a_version_that_is_written_again_has_the_new_weights(tiny_model: PreTrai
 def test_weights_of_a_killed_run_make_room_in_shared_memory(
     tiny_model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They fill shared memory until they are removed."""
     memory = tmp_path / "shm"
     old = memory / f"{PREFIX}1-abc"
     old.mkdir(parents=True)

@@ -29,7 +29,6 @@ MODULE = "packaged_weights"
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Replace the caches of the machine, go offline, and forget what was found before."""
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -46,7 +45,6 @@ def forget() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a package that can be found, and that cannot be imported."""
     folder = tmp_path / "site" / MODULE
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise ImportError('it needs a compiled library')")
@@ -56,7 +54,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small(package: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
-    """Return the model named "small", which the package contains."""
     pytest.importorskip("gguf", reason="gguf is not installed (extra smollm2)")
     write_gguf(package / "small.gguf", random_llama())
     source = NamedModel(

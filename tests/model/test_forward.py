@@ -59,7 +59,6 @@ def families() -> dict[str, PreTrainedModel]:
 
 @pytest.fixture
 def case() -> tuple[PreTrainedModel, Tensor, Tensor]:
-    """A model, hidden states (N, H) and targets (N,)."""
     model = qwen()
     ids = torch.randint(0, 24, (3, 9))
     return model, hidden_states(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()

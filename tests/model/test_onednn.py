@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any processor, oneDNN counts as faster."""
     monkeypatch.setattr(onednn, "is_onednn_faster", lambda: True)
 
 

@@ -18,7 +18,6 @@ CALL = OPEN + '{"name": "search", "arguments": {"query": "%s"}}' + CLOSE
 
 @pytest.fixture(scope="module")
 def renderer():
-    """Return a renderer with one token per byte."""
     return TemplateRenderer(hermes_tokenizer())
 
 

@@ -26,7 +26,6 @@ BAD_INPUT = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """``run("--seeds", "0")`` returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:

@@ -89,7 +89,6 @@ def test_other_ascii_text_round_trips_too(tokenizer: PreTrainedTokenizerBase, te
 def test_transformers_own_loader_encodes_as_ours_does(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rng: random.Random, tmp_path: Path
 ) -> None:
-    """Also for a folder to which a trained model was written."""
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     renderer = TemplateRenderer(tokenizer)
@@ -131,7 +130,6 @@ def actions_of(example: Example) -> list[tuple[int, ...]]:
 def test_an_episode_rendered_turn_by_turn_has_the_tokens_of_pretraining(
     tokenizer: PreTrainedTokenizerBase, rng: random.Random
 ) -> None:
-    """The renderer parses the planner's actions, and the policy sees the states it was pretrained on."""
     renderer, maker = TemplateRenderer(tokenizer), ExampleMaker(tokenizer, seed=0)
     for conversation in transcripts(rng):
         example = maker.conversation(conversation, TOOLS)
@@ -168,7 +166,7 @@ def asked(wiki: Wiki, question: str) -> Chain:
 
 
 def test_no_conversation_of_pretraining_answers_a_question_of_several_hops(rng: random.Random) -> None:
-    """Each thought is on the page before it; one hop is mostly answered, two hops never, three are never asked."""
+    # Each thought is on the page before it; one hop is mostly answered, two hops never, three are never asked.
     answered, questions = Counter[int](), Counter[int]()
     for number in range(1200):
         wiki = open_wiki(f"train/{number % 4}")
@@ -185,7 +183,6 @@ def test_no_conversation_of_pretraining_answers_a_question_of_several_hops(rng: 
 
 
 def test_strategies_are_right_by_chance_unless_they_are_drawn_again(rng: random.Random) -> None:
-    """Control: without the second draw, some transcripts of two hops reach the answer."""
     wiki = open_wiki("train/0")
     chains = [wiki.chain(2, rng) for _ in range(400)]
     assert any(planner.wander(wiki, chain, rng)[-1].target == chain.answer for chain in chains)
@@ -201,7 +198,6 @@ def test_the_targets_of_a_conversation_are_the_planners_messages(tokenizer: PreT
 
 
 def test_the_targets_of_a_lookup_are_the_fact_and_the_answer_tag(tokenizer: PreTrainedTokenizerBase) -> None:
-    """The question has one hop, and its page is the last of one or two."""
     numbers = set()
     for example in ExampleMaker(tokenizer, seed=3).batch(Mix(repetitions=0, lookups=30)):
         question, *pages, fact, tag = tokenizer.decode(example.ids).split("\n")
@@ -239,7 +235,6 @@ def test_pretraining_is_deterministic_and_its_loss_falls(fresh: PreTrainedTokeni
 
 
 def test_another_seed_gives_another_model(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Control of the determinism test."""
     first, second = (make_initial_model(tokenizer, seed).state_dict() for seed in (1, 2))
     assert not all(torch.equal(first[name], second[name]) for name in first)
 
@@ -286,7 +281,6 @@ def test_the_committed_model_answers_from_a_given_page(
 def test_the_committed_model_searches_and_answers_too_early(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """The flaw is strategy: it searches the entity in the question, reads the first fact, and stops."""
     renderer = TemplateRenderer(tokenizer)
     task = tasks("style-a", 0)[1]
     chain, prompt = task.data["chain"], renderer.render(task.messages, (search.spec,))

@@ -33,7 +33,6 @@ def passages() -> tuple[Passage, ...]:
 
 @pytest.fixture(scope="session")
 def encoder_folder(benchmark_script, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the benchmark's bag-of-words encoder with the vocabulary of ``passages``."""
     return benchmark_script.bag_of_words(tmp_path_factory.mktemp("encoder"), PASSAGES)
 
 

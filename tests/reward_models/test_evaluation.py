@@ -61,7 +61,6 @@ def test_bins_hold_every_prediction_and_the_error_is_their_weighted_distance() -
 def test_predicted_rewards_are_compared_with_the_reward_of_a_success_and_have_no_calibration(
     loss: LossName, accuracy: float | None
 ) -> None:
-    """Each reward from 0 to 4 is predicted exactly, and a success has a reward above 3."""
     rewards = [0.0, 1.0, 2.0, 2.5, 3.5, 4.0]
     config = CONFIG.model_copy(update={"loss": loss, "success": 3.0})
     found = evaluate_scores(rewards, [reward > 3 for reward in rewards], list("abcdef"), {}, config)

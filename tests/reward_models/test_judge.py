@@ -233,7 +233,6 @@ def test_the_api_key_is_sent_and_appears_nowhere_else(
 def test_a_key_with_a_line_end_is_sent_without_it(
     serve: Serve, group: list[Trajectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a secret that was read from a file."""
     monkeypatch.setenv("JUDGE_KEY", f"{KEY}\r\n")
     server = serve(grade_bruno)
     assert grade(server, group, tmp_path, api_key_env="JUDGE_KEY") == [1.0, 0.0, 1.0]

@@ -30,7 +30,6 @@ from agent_r1.reward_models.network import (
 
 @pytest.fixture
 def trajectories(make: Make) -> list[Trajectory]:
-    """Two plain attempts, one with a turn without tokens, and one whose context was rewritten."""
     silent = make.chain(([1, 2], [3]), ([4], []), ([5, 6], [7, 8]))
     rewritten = [make.turn(0, [1, 2], [3]), make.turn(1, [4], [5], parent=0), make.turn(2, [9, 10, 11], [12, 13])]
     chains = [make.chain(([1, 2], [3, 4]), ([5], [6])), make.chain(([1, 2], [9])), silent, rewritten]

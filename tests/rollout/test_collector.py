@@ -193,7 +193,6 @@ def test_rewards_that_could_not_be_scored_are_none_with_their_reasons(renderer):
     ids=str,
 )
 def test_code_that_ignores_cancellation_is_abandoned(renderer, data, status, turns, monkeypatch):
-    """The second cancellation is that of the event loop's end: code that is not abandoned would hang for an hour."""
     monkeypatch.setattr(session_module, "CLOSE_SECONDS", 0.2)
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 2000)
     episode_seconds = 0.3 if status is Status.CANCELLED else 600.0

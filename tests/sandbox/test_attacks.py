@@ -14,7 +14,6 @@ from tests.sandbox import escapes
 
 @pytest.fixture(scope="module")
 def rows(sandbox: Sandbox) -> dict[str, escapes.Row]:
-    """Return the attacks that got through, by configuration."""
     return {row.name: row for row in asyncio.run(escapes.measure(short=True))}
 
 

@@ -18,7 +18,6 @@ from agent_r1.sandbox.sandbox import Sandbox
 
 @pytest.fixture(autouse=True)
 def _forget_the_machine() -> Iterator[None]:
-    """Clear the cached result of the probe before and after each test."""
     probe._verify_machine.cache_clear()
     yield
     probe._verify_machine.cache_clear()

@@ -85,13 +85,11 @@ def make_token_records(attempt: AttemptId, step: int) -> tuple[TokenRecord, ...]
 
 @pytest.fixture
 def make() -> Callable[..., Trajectory]:
-    """``make(group, index, turns)`` is a trajectory of one attempt in the run ``demo``."""
     return make_trajectory
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder for the run of a test; it does not exist yet."""
     return tmp_path / "runs" / "demo"
 
 
@@ -153,7 +151,6 @@ def script() -> Script:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two runs below, written once."""
     folder = tmp_path_factory.mktemp("runs")
     write_uninterrupted(Script(), folder / "uninterrupted")
     write_resumed(Script(), folder / "resumed")
@@ -162,17 +159,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def uninterrupted(runs: Path, tmp_path: Path) -> Path:
-    """A run that never stopped."""
     return Path(shutil.copytree(runs / "uninterrupted", tmp_path / "runs" / "uninterrupted"))
 
 
 @pytest.fixture
 def resumed(runs: Path, tmp_path: Path) -> Path:
-    """The same run, stopped after step 3 and resumed from the checkpoint of step 2.
-
-    Of the attempts for step 4, which had been sampled before the stop, the first is started again and the second is
-    trained as it is. Another attempt, dropped at step 3, is never started again.
-    """
     return Path(shutil.copytree(runs / "resumed", tmp_path / "runs" / "resumed"))
 
 

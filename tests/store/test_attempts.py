@@ -126,7 +126,6 @@ def test_token_records_are_read_back_exactly(reader: RunReader) -> None:
 
 
 def test_token_records_after_the_checkpoint_are_superseded_with_their_attempt(reader: RunReader) -> None:
-    """Group 2 was trained at step 3 in both segments; only the records of the second segment count."""
     [summary] = reader.list_attempts(AttemptFilter(id_prefix="2.0"))
     assert len(reader.token_records(summary.attempt)) == 3
 

@@ -156,7 +156,7 @@ def test_every_column_is_in_one_of_the_lists(uninterrupted: Path) -> None:
 
 
 def test_every_field_of_a_trajectory_is_in_one_of_the_lists() -> None:
-    """A new field of the types must be added here, covered or not."""
+    # A new field of the types must be added here, covered or not.
     covered = {
         "index",
         "parent",

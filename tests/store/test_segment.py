@@ -42,7 +42,6 @@ def fates(folder: Path) -> dict[tuple[int, int], str]:
 
 @pytest.fixture
 def stopped(folder: Path, script: Any) -> Path:
-    """A run that stopped after three steps; the attempts for the fourth were sampled with the weights of step 1."""
     with closing(create_run(folder, {})) as writer:
         record_all(writer, script.start(), *script.step(1), *script.step(2), *script.step(3), script.sampling(4))
     return folder

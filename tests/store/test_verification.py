@@ -292,7 +292,6 @@ CASES = [pytest.param(rule, breaking, id=f"{rule} {n}") for rule, b in BROKEN.it
 
 @pytest.fixture
 def no_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row counts as changed, as if somebody had computed all digests again."""
     monkeypatch.setattr(file_invariants, "check_closed", lambda connection, content: [])
     monkeypatch.setattr(reader, "changed_tables", lambda connection, recorded: [])
 
@@ -334,8 +333,6 @@ def test_a_checkpoint_removed_during_the_check_is_no_violation(resumed: Path, mo
 
 
 def test_a_checkpoint_saved_during_the_check_is_no_violation(resumed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint is of a step that the database did not have when it was read."""
-
     def while_it_saves(connection: sqlite3.Connection) -> Iterator[str]:
         shutil.copytree(resumed / "checkpoints" / "step-2", resumed / "checkpoints" / "step-9", dirs_exist_ok=True)
         return iter(())

@@ -100,7 +100,6 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TaskSet]:
-    """``small("tinywiki")`` is the small instance of a task set. Each is built once, with its tasks."""
     return cache(lambda name: SMALL[name](tmp_path_factory.mktemp("data")))
 
 

@@ -34,7 +34,6 @@ def test_wikis_of_different_classes_share_names_but_no_facts() -> None:
 
 
 def test_wikis_of_one_class_share_facts_by_chance() -> None:
-    """Control of the test above: random wikis of this size share facts by chance."""
     others = set().union(*(facts_of(f"train/0/{number}") for number in range(1, 40)))
     assert facts_of("train/0/0") & others
 

@@ -29,8 +29,6 @@ Live = Callable[..., Awaitable[list[ToolResult]]]
 
 @pytest.fixture(scope="session")
 def live(make_action, call) -> Live:
-    """Return the results of some calls, one action each, in one episode."""
-
     async def live(env: ToolEnv, *calls: tuple[str, dict[str, Any]] | str, member: int = 0) -> list[ToolResult]:
         task = Task("t", ())
         episode = await env.open(task, RolloutContext(AttemptId("run", "t", 0, member), 100 + member))
@@ -46,7 +44,6 @@ def live(make_action, call) -> Live:
 
 @pytest.fixture(autouse=True)
 def short_limit_of_hanging_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a call that hangs has a short time limit, so that no other call exceeds its own on a busy machine."""
     limited = mcp.run_with_timeout
 
     async def run(request: Any, timeout: float) -> Any:

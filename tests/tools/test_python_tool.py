@@ -25,8 +25,6 @@ Calls = Callable[..., ToolCall]
 def episode(
     sandbox: Sandbox, task: Task, context: Any, make_action: Says, call: Calls
 ) -> Callable[..., list[ToolResult]]:
-    """Return the results of actions, each with some concurrent cells, in one episode."""
-
     def live(*actions: tuple[str, ...]) -> list[ToolResult]:
         quick = Sandbox(sandbox.config.model_copy(update={"limits": Limits(seconds=0.5, output=1000)}))
         env = ToolEnv(tools=[python_tool(quick)], max_turns=99)

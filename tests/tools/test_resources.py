@@ -64,8 +64,6 @@ class Notebook:
 
 @pytest.fixture
 def play(task: Task, context: Any, make_action: Says, call: Calls) -> Play:
-    """Return the texts of the results of actions, each with some calls (tool, arguments), in one episode."""
-
     def play(env: ToolEnv, *actions: tuple[tuple[str, dict[str, Any]], ...]) -> list[list[str]]:
         async def live() -> list[list[str]]:
             episode = await env.open(task, context())

@@ -50,7 +50,6 @@ EXACT = ("grpo", "ppo", "gspo", "vapo")
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup[RankTrainer]]:
-    """Two ranks, which a test can give to one trainer after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks, "start_process", ForkedRank)
         with closing(RankGroup[RankTrainer](2, "cpu")) as started:

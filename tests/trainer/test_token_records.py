@@ -30,7 +30,6 @@ def report_of(
 
 @pytest.fixture
 def groups(make: Any) -> list[Group]:
-    """Random groups whose log-probabilities are those of the model before the update."""
     return list(with_recorded_logprobs(make.model(), make.random_groups(0), 0.7))
 
 

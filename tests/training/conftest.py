@@ -25,7 +25,6 @@ from agent_r1.training.checkpoint_files import BestStep, load_checkpoint, save_c
 
 @pytest.fixture(autouse=True, scope="session")
 def memory() -> Iterator[None]:
-    """Micro-batches that do not depend on the memory that other processes leave: equal runs must have equal bits."""
     with patch.object(build, "available_memory", lambda device: 64 * 2**30):
         yield
 
@@ -46,8 +45,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def save(tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
-    """``save(step)`` writes a checkpoint of the run ``tmp_path``, keeping two."""
-
     def saving(step: int, best: BestStep | None = None, keep: int = 2, disk: Disk | None = None) -> Path:
         return save_checkpoint(tmp_path, snapshot_of(step, model, best), model, tokenizer, keep, disk or Disk())
 
@@ -56,8 +53,6 @@ def save(tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
 
 @pytest.fixture
 def holds(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Callable[[Path], bool]:
-    """``holds(folder)`` is whether a checkpoint contains exactly the snapshot of its step."""
-
     def compare(folder: Path) -> bool:
         wanted, found = snapshot_of(checkpoint_step(folder), model), load_checkpoint(folder, model, tokenizer)
         loaded = load_file(folder / "model.safetensors")
@@ -76,7 +71,6 @@ def micro() -> TaskSet:
 
 @pytest.fixture(scope="session")
 def whole(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Whole]:
-    """``whole(algorithm="ppo")`` is an uninterrupted run with these settings; each is made once."""
     runs: dict[str, Whole] = {}
 
     def get(unpredictable: bool = False, **settings: Any) -> Whole:

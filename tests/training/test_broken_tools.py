@@ -181,8 +181,6 @@ def test_a_broken_tool_costs_a_turn_and_not_the_run(source: Callable[[], dict[st
 
 
 def test_a_tool_that_is_not_held_costs_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: where what a tool raises is let through, attempts are lost."""
-
     async def unheld(work: Callable[[], Any], timeout: float) -> tools.CallOutcome:
         return tools.ReturnValue(await work())
 

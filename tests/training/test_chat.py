@@ -67,7 +67,6 @@ def script(monkeypatch: pytest.MonkeyPatch, *texts: str, context: int = 8000) ->
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of an agent, and a run of it, in the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)
     with closing(create_run(tmp_path / "runs/demo", {"taskset": "agent"})) as writer:

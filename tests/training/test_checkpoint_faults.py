@@ -18,7 +18,6 @@ from agent_r1.training.checkpoint_files import BestStep, CheckpointError, find_l
 
 @pytest.fixture
 def begin(save: Callable[..., Path], tmp_path: Path) -> Callable[[], None]:
-    """``begin()`` resets the run to the checkpoints of steps 1 and 2."""
     save(1), save(2)
     shutil.copytree(tmp_path / "checkpoints", tmp_path / "first")
 
@@ -58,8 +57,6 @@ def test_after_a_crash_at_any_operation_the_newest_intact_checkpoint_is_loadable
 def test_a_save_without_rename_is_detected_by_that_test(
     save: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: a crash damages a checkpoint that is written in place."""
-
     class InPlace(FailingDisk):
         def write(self, place: Path, put: Callable[[Path], None]) -> None:
             target = tmp_path / "checkpoints" / "step-2"
@@ -114,7 +111,6 @@ def test_whatever_fails_the_last_good_checkpoint_is_never_lost(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """A history of saves: some crash, some find the disk full, and some are the best step."""
     run = tmp_path_factory.mktemp("history")
     best, last_good = None, None
     for step, (good, crashes, is_best) in enumerate(saves, start=1):

@@ -127,7 +127,6 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_file_size_limit_stops_the_run_with_one_line(tmp_path: Path) -> None:
-    """The trainer's state is larger than the limit, the model and the database are not."""
     arguments = ["train", "--run", str(tmp_path / "run"), "--quiet", "--checkpoint_every", "1"]
     small = [f"--{name}={value}" for name, value in {**SMALL, "steps": 1, "evaluate_n": 2}.items()][:-1]
     ended = run_python("-c", FULL_DISK, *arguments, *small)

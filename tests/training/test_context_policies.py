@@ -103,7 +103,6 @@ def ascii_tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    """A random model with small logits, so that rounding errors stay small."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(ascii_tokenizer()),
@@ -119,7 +118,6 @@ def model():
 
 @pytest.fixture(scope="module")
 def groups_by_policy(model):
-    """The groups of each context policy; nothing else differs."""
     made = {}
     tasks = [Task(name, (Message.user(f"Tell me of {name}, who counts pages and rain."),)) for name in ("Alba", "Bru")]
 

@@ -116,7 +116,6 @@ def test_every_field_of_a_task_is_covered(what: str, micro: TaskSet, tmp_path: P
 
 @pytest.fixture(scope="module")
 def trained(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, object]:
-    """A run that stopped after its first step, the questions that it began with, and what the whole run made."""
     place = tmp_path_factory.mktemp("trained")
     questions = place / "my questions.json"
     questions.write_text("[1]")

@@ -30,7 +30,6 @@ SMALL = {"steps": 2, "groups_per_step": 2, "group_size": 4, "evaluate_n": 1, "pa
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a reward model that was not trained."""
     folder = tmp_path_factory.mktemp("models") / "rm"
     torch.manual_seed(0)
     model = build_value_model(load_model(str(TINY_BASE_FOLDER), torch.float32))
@@ -48,7 +47,6 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_description_of_a_reward_model_is_valid_json_although_an_area_is_not_defined(reward_model: Path) -> None:
-    """No task has a success and a failure, so there is no AUC within tasks."""
     text = (reward_model / "reward_model.json").read_text()
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert found["evaluation"]["model"]["within_tasks"] is None
@@ -56,8 +54,6 @@ def test_the_description_of_a_reward_model_is_valid_json_although_an_area_is_not
 
 @pytest.fixture(scope="module")
 def run(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """``run(**settings)`` trains two small steps and returns the folder of the run."""
-
     def start(**settings: Any) -> Path:
         folder = tmp_path_factory.mktemp("runs") / "run"
         layers = [Layer("test", {**SMALL, "run": str(folder), **settings}), Layer("recipe", micro.recipe)]
@@ -73,7 +69,6 @@ FOUND = {"reward_weights.found": 1.0, "evaluate_every": 0}
 
 @pytest.fixture(scope="module")
 def extra(run: Any, reward_model: Path) -> Path:
-    """A run with a cost per call, which grows from 0, a rule, and a reward model as extra rewards."""
     sources = {"extra_rewards.cost": "calls", "extra_rewards.grounded": "grounded"}
     weights = {"reward_weights.cost": -0.1, "reward_weights.grounded": 0.0, "reward_schedules.cost": "1:0,2:1"}
     model = {"extra_rewards.quality": str(reward_model), "reward_weights.quality": 0.5}

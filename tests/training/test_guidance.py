@@ -54,7 +54,6 @@ def taskset() -> TaskSet:
 
 @pytest.fixture(scope="module")
 def ppo(taskset: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of two steps with a critic that reads log-probabilities."""
     folder = tmp_path_factory.mktemp("guidance") / "ppo"
     config = config_of(taskset, folder, {"algorithm": "ppo", "steps": 2, "group_size": 4})
     run.train(config, taskset, SilentProgress())
@@ -75,7 +74,6 @@ def evaluated(taskset: TaskSet, model: Path, **decode: Any) -> Table:
 
 
 def test_targets_are_the_returns_from_each_turn_on(ppo: Path) -> None:
-    """The states before and after each token of a turn have the rewards of this turn, later turns and the outcome."""
     with closing(RunReader(ppo)) as reader:
         attempt = max(reader.trajectories("train"), key=lambda one: len(one.turns))
     found = {"found": 1.0, "em": 1.0}

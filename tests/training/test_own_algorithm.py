@@ -64,7 +64,6 @@ def test_an_error_in_an_advantage_is_one_line_with_its_place(tmp_path: Path) -> 
 
 
 def test_several_ranks_refuse_components_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's classes are in __main__ too."""
     monkeypatch.setattr(Ranked, "__module__", "__main__")
     settings = {"algorithm": Algorithm(name="mine", advantage=Ranked()), "trainer": {"ranks": 2}}
     with pytest.raises(InvalidInput, match="got 2, and Ranked of __main__; define Ranked in a module of its own"):

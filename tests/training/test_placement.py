@@ -29,7 +29,6 @@ SMALL = {
 
 @pytest.fixture
 def http_engines(tmp_path: Path) -> Iterator[Placement]:
-    """A placement whose engines are servers on loopback, which load their model from a folder."""
     servers = ExitStack()
 
     def serve(policy: Policy, config: RunConfig) -> InferenceEngine:

@@ -58,8 +58,6 @@ TOWNS = taskset()
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlayResult, str]]:
-    """Play with these lines in a pipe. Returns the result and the output."""
-
     def typed(*lines: str, taskset: TaskSet = TOWNS, number: int | None = 3) -> tuple[PlayResult, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         shown = io.StringIO()
@@ -176,7 +174,6 @@ def until(terminal: int, mark: bytes, seconds: float = 600) -> bytes:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """A process of ``agent-r1 play tinywiki``, and its terminal."""
     process, terminal = pty.fork()
     if process == 0:  # with standard streams of its own instead of pytest's
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
@@ -207,7 +204,7 @@ def test_the_last_line_of_output_is_json(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_play_and_check_do_not_import_torch() -> None:
-    """Checked in a new interpreter, because other tests import torch in this one."""
+    # Checked in a new interpreter, because other tests import torch in this one.
     script = (
         "import agent_r1.cli, agent_r1.training.check, agent_r1.training.play, sys; sys.exit('torch' in sys.modules)"
     )

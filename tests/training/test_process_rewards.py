@@ -23,14 +23,12 @@ SMALL = {"steps": 2, "groups_per_step": 3, "group_size": 4, "evaluate_n": 1, "se
 
 @pytest.fixture(scope="module")
 def tasksets():
-    """TinyWiki with and without its process reward, with a final table of one cell."""
     taskset = replace(build("tinywiki", None, None, 0), baselines={}, evaluation=("style-a",))
     return {True: taskset, False: replace(taskset, env=ToolEnv(tools=[search], max_turns=taskset.env.max_turns))}
 
 
 @pytest.fixture(scope="module")
 def runs(tasksets, tmp_path_factory):
-    """Run folders: with the reward at weight 0, without it, and at weight 0.5."""
     folder = tmp_path_factory.mktemp("runs")
     variants = {"weight 0": (True, {}), "without": (False, {}), "weight 0.5": (True, {"reward_weights.found": 0.5})}
     for name, (rewarded, changes) in variants.items():

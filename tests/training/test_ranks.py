@@ -34,7 +34,6 @@ OPTIONS = [
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[RankGroup[object]]:
-    """All groups of ranks that a test starts."""
     started: list[RankGroup[object]] = []
     init = RankGroup.__init__
 
@@ -65,7 +64,6 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in one process."""
     run = tmp_path_factory.mktemp("runs") / "alone"
     assert main(["train", *OPTIONS, "--run", str(run)]) == 0
     return run
@@ -73,7 +71,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kill_in(groups: list[RankGroup[object]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that names a request to the ranks, and the numbers of its calls in which rank 1 is killed."""
     call, made, killing = FsdpTrainer._call, Counter[str](), dict[str, tuple[int, ...]]()
 
     def kill(trainer: FsdpTrainer, method: str, *arguments: object) -> list[Any]:
@@ -93,7 +90,6 @@ def test_a_run_goes_on_by_itself_after_a_rank_was_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 1 is killed in the middle of the second step. The engine is the one that the run began with."""
     run, engines, init = tmp_path / "run", list[TorchEngine](), TorchEngine.__init__
 
     def note(engine: TorchEngine, *given: Any) -> None:
@@ -125,7 +121,6 @@ def test_a_run_whose_ranks_keep_dying_ends_in_one_line_and_continues(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Rank 1 is killed while the ranks write their parts of the second checkpoint."""
     run = tmp_path / "run"
     kill_in("save_state", 2, 3)
     assert main(["train", *OPTIONS, "--run", str(run), "--trainer.ranks", "2", "--trainer.rank_restarts", "1"]) == 1

@@ -45,7 +45,6 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    """The options of a small run with two ranks and two servers, which need half a core each."""
     cores = os.cpu_count() or 1
     python = write_python(tmp_path / "python")
     return [*OPTIONS, "--engine.vllm.python", str(python), "--placement.cpus", str(min(1.0, cores / 4))]
@@ -101,10 +100,6 @@ def wait_until_ended(pids: set[int]) -> None:
 
 @pytest.fixture
 def kill_actors(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
-    """Kill the actor of a server after the first update of the weights, and that of a rank in the second step.
-
-    The returned list gets the processes of the run before each kill.
-    """
     seen: list[set[int]] = []
     update, call, made = EnginePool.update_weights, FsdpTrainer._call, Counter[str]()
 
@@ -150,7 +145,6 @@ def test_a_run_completes_after_any_actor_was_killed_and_listens_on_loopback_only
 
 @pytest.fixture
 def driver(options: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in a process of its own, whose ranks and servers have started."""
     words = ["train", *options, "--steps", "1000", "--run", str(tmp_path / "run")]
     code = f"import sys; from agent_r1.cli import main; sys.exit(main({words!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -179,7 +173,6 @@ def test_all_sockets_are_on_loopback_and_no_process_outlives_a_killed_run(driver
 
 
 def test_ctrl_c_saves_and_leaves_no_process(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """A terminal sends the signal to all processes of the group, also to those of Ray."""
     processes = descendants(driver.pid)
     os.killpg(driver.pid, signal.SIGINT)
     assert driver.wait(300) == 130

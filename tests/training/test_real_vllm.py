@@ -48,7 +48,6 @@ pytestmark = [pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no Python
 
 @pytest.fixture(scope="module")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model that learns TinyWiki fast, as a Llama with heads of 32. vLLM has no kernel for smaller heads."""
     model, folder = load_model(str(BASE), torch.float32), tmp_path_factory.mktemp("model")
     llama, tokens = as_wide_llama(model), torch.arange(2, 200)[None]
     assert torch.allclose(llama(tokens).logits, model(tokens).logits, atol=1e-3)
@@ -109,7 +108,6 @@ def show(title: str, vllm: Curve, embedded: Curve, name: str) -> None:
 def test_exact_match_rises_as_with_the_embedded_engine_although_a_server_is_killed(
     rank: int, tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two servers. Each step updates their weights, or the adapter alone, with a canary on each server."""
     values = {"taskset": "tinywiki", "model": str(tiny_llama), "steps": STEPS, "groups_per_step": 16, "group_size": 8}
     values |= {"splits": ("style-a",), "context": 512}
     values |= {"trainer.lora.rank": rank, "trainer.learning_rate": 1e-3 if rank else 3e-4}
@@ -157,7 +155,6 @@ def show_rise(name: str, folder: Path) -> float:
 def test_a_pretrained_model_learns_as_with_the_embedded_engine_although_a_server_is_killed(
     rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SmolLM2-135M learns to search and to answer 1-hop questions of people, by rejection sampling, on two servers."""
     data = tmp_path / "one_hop.toml"
     data.write_text(ONE_HOP)
     values = {

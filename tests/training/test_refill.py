@@ -27,7 +27,6 @@ def taskset():
 
 @pytest.fixture
 def read(taskset, tmp_path):
-    """``read(..)`` trains with these settings and returns a reader of the run."""
     readers = []
 
     def trained(**changes):

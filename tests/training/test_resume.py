@@ -95,8 +95,6 @@ def test_with_stale_rollouts_nothing_recorded_is_lost_and_nothing_is_trained_twi
 def test_no_random_number_comes_from_a_global_generator(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
-    """The global generators of Python, numpy and torch are not used, so their state need not be saved."""
-
     class Drawing(SilentProgress):
         def on_step(self, report: StepReport) -> None:
             random.random(), numpy.random.random(), torch.rand(1)

@@ -43,7 +43,6 @@ OTHER: dict[str, Any] = {
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., TrainConfig]:
-    """``ask(seed=3)`` is the configuration that the run is resumed with if ``seed=3`` is given."""
     create_run(tmp_path / "run", OWN.model_dump(mode="json")).close()
 
     def asking(**settings: Any) -> TrainConfig:

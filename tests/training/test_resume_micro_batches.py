@@ -19,7 +19,6 @@ from agent_r1.training.run import train
 
 @pytest.fixture(scope="module")
 def small_run(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step with micro-batches of 4,096 tokens."""
     folder = tmp_path_factory.mktemp("small") / "run"
     train(config_of(micro, folder, {"steps": 1, "groups_per_step": 1, "group_size": 2}), micro, SilentProgress())
     return folder
@@ -29,7 +28,6 @@ def small_run(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resuming_with_smaller_micro_batches_than_before_is_recorded(
     micro_tokens: int, is_inexact: bool, micro: TaskSet, small_run: Path
 ) -> None:
-    """With more memory than before a run continues with the saved size, so its bits do not depend on free memory."""
     given = {"run": str(small_run), "steps": 2, "trainer.micro_tokens": micro_tokens}
     runtime = build_runtime(resolve_resume_config([Layer("test", given)]), micro)
     state = restore_run(small_run, runtime.policy, runtime.updater)

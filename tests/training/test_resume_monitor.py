@@ -98,7 +98,6 @@ FITS = 300
 def test_reduced_micro_batches_stay_reduced_after_resuming(
     restored: bool, micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums in another order differ in their last bits: with the original size the weights are not the same."""
     one_pass = passes._micro_batch_pass
 
     def scarce(*arguments: Any) -> passes.PassStats:

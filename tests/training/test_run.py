@@ -42,7 +42,6 @@ def taskset():
 
 @pytest.fixture(scope="module")
 def untabled(taskset):
-    """The same task set without a table of baselines at the end."""
     return replace(taskset, baselines={}, evaluation=("style-a",))
 
 
@@ -52,7 +51,6 @@ def config_of(taskset, **changes):
 
 @pytest.fixture(scope="module")
 def lived(taskset):
-    """Groups of attempts at temperature 0.7, and the policy that made them."""
     config = config_of(taskset)
     policy = load_policy(config, taskset)
     engine = TorchEngine(copy.deepcopy(policy.model), policy.context_length)
@@ -257,10 +255,7 @@ def test_a_prompt_longer_than_the_model_is_refused(taskset, tmp_path):
 
 
 def test_training_learns(taskset, tmp_path):
-    """Six steps on fewer attempts than in the demo: far above the base model on questions never seen.
-
-    The base model is the one of the golden record, which has the right strategy as a runner-up and so learns quickly.
-    """
+    # Six steps on fewer attempts than in the demo: far above the base model on questions never seen.
     small = {"steps": 6, "groups_per_step": 12, "group_size": 8, "evaluate_n": 40, "evaluate_every": 0}
     small |= {"model": GOLDEN_BASE, "trainer.learning_rate": 3e-4}
     config = config_of(taskset, run=str(tmp_path / "run"), **small)

@@ -28,7 +28,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Enable SIGINT: a shell ignores it for processes that it starts in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

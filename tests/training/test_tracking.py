@@ -24,7 +24,6 @@ SHORT = {"steps": 2, "algorithm": "grpo", "groups_per_step": 1, "evaluate_every"
 
 @pytest.fixture(scope="module")
 def plain(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run without trackers."""
     return run.train(config_of(micro, tmp_path_factory.mktemp("plain") / "run", SHORT), micro, SilentProgress()).run
 
 

@@ -37,7 +37,6 @@ def vllm(servers: list[FakeVllm]) -> list[str]:
 def test_a_run_completes_although_a_server_dies_in_the_middle(
     servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It dies in the second step. The base model and the trained one are then evaluated on the other server."""
     die_after_updates(servers[0], "/collective_rpc", 3)  # the first check, version 0, version 1
     run = tmp_path / "run"
     assert main(["train", *OPTIONS, *vllm(servers), "--run", str(run)]) == 0
@@ -51,7 +50,6 @@ def test_a_run_completes_although_a_server_dies_in_the_middle(
 def test_a_run_on_one_server_repeats_bit_for_bit(
     adapter: Sequence[str], servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without staleness, and with a server whose samples do not depend on other requests. The server is used twice."""
     digests = []
     for name in ("first", "second", "other"):
         run = tmp_path / name
@@ -66,7 +64,6 @@ def test_a_run_on_one_server_repeats_bit_for_bit(
 def test_a_run_with_an_adapter_sends_the_adapter_alone(
     servers: list[FakeVllm], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One server keeps the adapter before the last one. The other server evaluates the base and the trained model."""
     load = servers[0].load_adapter
 
     def keep_old_one(body: dict[str, Any]) -> object:
@@ -98,7 +95,6 @@ def test_servers_without_adapters_get_merged_weights_and_a_warning(
 def test_eval_compares_base_and_trained_model_on_the_same_servers(
     servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each policy's weights are loaded in turn; both policies are the same model here, so their rows are equal."""
     options = ["--n", "2", "--splits", "style-a", "--max_tokens", "20", "--context", str(CONTEXT), "--quiet"]
     assert main(["eval", "--model", "tiny-base", *options, "--pass_k", "0"]) == 0
     embedded = capsys.readouterr().out
@@ -154,7 +150,6 @@ def python(tmp_path: Path) -> Path:
 def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_them(
     python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first server is killed after its second update. The run trains an adapter, which the servers accept."""
     run, started, commands = tmp_path / "run", list[ServerProcess](), list[tuple[Any, ...]]()
     init, update = ServerProcess.__init__, EnginePool.update_weights
 
@@ -205,7 +200,6 @@ def test_a_server_that_does_not_start_is_refused_with_its_last_error_while_anoth
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed from /proc")
 @pytest.mark.parametrize("end", ["kill", "stop", "server", "guard"])
 def test_no_process_of_a_server_is_left(end: str, tmp_path: Path) -> None:
-    """After SIGKILL of the starting process, ``stop``, the end of the server's first process, SIGKILL of the guard."""
     mark = f"{time.time_ns()}"
     last = "sleep 0.2" if end == "server" else f"exec sleep 60{mark}"
     child = f"trap '' TERM; {'' if end == 'guard' else f'sleep 60{mark} &'} {last}"

@@ -22,7 +22,6 @@ DEFAULTS = {"steps": 200, "trainer.learning_rate": 1e-6, "reward_weights": {}, "
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three runs: ``alba``, ``bruno`` (another learning rate, no end), and a hostile one."""
     folder = tmp_path_factory.mktemp("viewed")
     write_run(folder / "alba", steps=6)
     write_run(folder / "bruno", steps=3, learning_rate=3e-4, complete=False)
@@ -38,7 +37,6 @@ def server(recorded: Path) -> Iterator[ViewerServer]:
 
 @pytest.fixture
 def client(server: ViewerServer) -> Iterator[httpx.Client]:
-    """A client that has opened the printed address, as a browser does."""
     with httpx.Client(base_url=server.url.split("/?")[0]) as client:
         client.get(server.url, follow_redirects=True).raise_for_status()
         yield client
@@ -46,7 +44,6 @@ def client(server: ViewerServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def growing(recorded: Path, tmp_path: Path) -> Iterator[tuple[Path, RunWriter]]:
-    """A copy of ``bruno`` and its writer, as in a training process."""
     folder = Path(shutil.copytree(recorded / "bruno", tmp_path / "runs" / "bruno"))
     with closing(reopen_run(folder)) as writer:
         yield folder, writer

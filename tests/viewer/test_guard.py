@@ -16,7 +16,6 @@ PAGES = ("/", "/run/alba", "/run/alba/attempts", "/static/app.js", "/revision", 
 
 @pytest.fixture
 def stranger(server: ViewerServer) -> httpx.Client:
-    """A client without the token."""
     return httpx.Client(base_url=server.url.split("/?")[0])
 
 

@@ -136,8 +136,6 @@ class Lfm2(BlockFormat):
 
     Calls are written into the content of messages, because the template of LFM2 does not write calls, and the template
     of LFM2.5 does not escape quotes.
-
-    Example: <|tool_call_start|>[add(a=1, b=2), search(query='Alba')]<|tool_call_end|>
     """
 
     name: ClassVar[str] = "lfm2"

@@ -82,8 +82,6 @@ class Llama(ToolFormat):
     The tag ``<|python_tag|>`` can come before the object. Without the tag, a JSON object is a call only if it has a
     name and parameters, or the name of a known tool. Several calls are separated by ``;``. Text after the calls is
     dropped. Without tools, every text is an answer.
-
-    Example: {"name": "add", "parameters": {"a": 1}}
     """
 
     name: ClassVar[str] = "llama3"
@@ -176,10 +174,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
 class Harmony(ToolFormat):
-    """The Harmony format. The reasoning is the text on the analysis channel. The token ``<|call|>`` ends an action.
-
-    Example: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}
-    """
+    """The Harmony format. The reasoning is the text on the analysis channel. The token ``<|call|>`` ends an action."""
 
     name: ClassVar[str] = "harmony"
 

@@ -87,20 +87,11 @@ class ToolFormat(ABC):
         return end is not None and self.parse(f"{text}.", tools).end == end
 
     def completion_check(self, tools: Tools, *, is_opened: bool, thoughts: int) -> Callable[[str], bool]:
-        """Return a fast function that avoids most calls of the slower :meth:`is_complete`.
-
-        Each time the sampled text contains a new stop string (:meth:`stop_strings`), the function is called with the
-        text that was sampled since its previous call. If the function returns False, the action is certainly not
-        complete. If the function returns True, :meth:`is_complete` decides.
-        """
+        """Return a fast function that avoids most calls of the slower :meth:`is_complete`."""
         return lambda part: True
 
     def to_template(self, messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
-        """Return the messages as the dictionaries that chat templates of this format expect.
-
-        The dictionaries before an action must not depend on the action or on later messages. The dictionaries after an
-        action must not depend on the messages before the action.
-        """
+        """Return the messages as the dictionaries that chat templates of this format expect."""
         return [self.write_message(message) for message in messages]
 
     def write_message(self, message: Message) -> dict[str, Any]:

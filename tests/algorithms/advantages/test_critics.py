@@ -27,7 +27,6 @@ HALF = {"advantage.gamma": 0.5, "advantage.lam": 0.5}
 
 @pytest.fixture
 def batch(make: Any) -> TrainingBatch:
-    """A truncated attempt of 2 tokens and 1 with an outcome of 0.1, and a completed one of 1 token with 1."""
     turns = make.chain(([1], [2, 3]), ([4], [5]))
     truncated = make.trajectory(turns, {"score": 0.1}, status=Status.OUT_OF_TURNS, truncated=True)
     completed = make.trajectory(make.chain(([1], [6])), {"score": 1.0}, member=1)

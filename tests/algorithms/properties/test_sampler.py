@@ -39,7 +39,6 @@ TEMPERATURES = st.sampled_from([0.6, 1.0, 1.5])
 
 @pytest.fixture(scope="module")
 def policy() -> PreTrainedModel:
-    """A Qwen2 in float32 with a peaked distribution."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=16,

@@ -14,8 +14,6 @@ from agent_r1.core.trajectory import AttemptId
 
 @pytest.fixture(scope="session")
 def play_episode() -> Callable[..., object]:
-    """Play an episode. Return the first observation and the transition of each action."""
-
     async def play_episode(env: Env, task: Task, *actions: str, seed: int = 0) -> tuple[str, list[Transition]]:
         episode = await env.open(task, RolloutContext(AttemptId("run", task.id, 0, 0), seed))
         try:

@@ -43,7 +43,6 @@ class Worker:
 
 @pytest.fixture
 def made(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], ProcessPool]:
-    """Return a pool of workers, with this file as a module that the processes can import."""
     folder = tmp_path_factory.mktemp("pool")
     (folder / "pool_worker.py").write_text(Path(__file__).read_text("utf-8"))
     monkeypatch.syspath_prepend(str(folder))

@@ -27,7 +27,6 @@ Answered = Callable[[str], Trajectory]
 
 @pytest.fixture
 def answered(make_trajectory, make_action) -> Answered:
-    """Return a trajectory with this answer."""
     return lambda text: make_trajectory((make_action(text), ()))
 
 
