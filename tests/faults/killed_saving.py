@@ -114,7 +114,7 @@ class Saver:
         weights = {name: tensor + step for name, tensor in copy_weights(self._model).items()}
         tensors = {name: tensor * step for name, tensor in weights.items()}
         trainer = TrainerState(tensors, {"step": step, "policy": f"checksum {step}"})
-        return Snapshot(TrainProgress(step), weights, trainer, MonitorState(groups=step))
+        return Snapshot(TrainProgress(step), weights, trainer, MonitorState(validation_warned=step))
 
     def violations(self, run: Path, at_least: int) -> list[str]:
         """Return what is wrong with the newest intact checkpoint of a run."""
