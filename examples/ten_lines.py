@@ -11,4 +11,4 @@ def search(query: str) -> str:
 env = ToolEnv(tools=[search], rewards=[exact_match])
 tasks = [Task(r, f"What is the {r} of Alaban?", {"answers": (FACTS[r],)}) for r in FACTS]
 if __name__ == "__main__":
-    Trainer(env, tasks, steps=20, run="first").train()
+    Trainer(env, tasks, model="tiny-base", steps=20).train()

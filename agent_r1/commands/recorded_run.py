@@ -1,4 +1,4 @@
-"""The command ``verify``."""
+"""The commands ``verify``, ``export`` and ``view``, which read a run."""
 
 from __future__ import annotations
 

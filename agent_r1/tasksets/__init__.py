@@ -76,7 +76,7 @@ def build(
             raise InvalidInput(option, got=value, do=do)
     for option in options:
         if option in parameters and parameters[option].default is parameters[option].empty and option not in given:
-            raise InvalidInput(f"--{option} for {name}", got="nothing", do="give it, as docs/tasksets.md describes")
+            raise InvalidInput(f"--{option} for {name}", got="nothing", do="give it, as docs/data.md describes")
     fixed = {"name": name, "seed": seed}
     taskset = make(**given, **{option: value for option, value in fixed.items() if option in parameters})
     return replace(taskset, name=name)  # the name with which a run finds the task set again
