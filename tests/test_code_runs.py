@@ -99,7 +99,6 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     with closing(RunReader(Path("runs/r"))) as reader:
         (step,) = reader.metrics()
     assert (step.values["first_pass_rate"], step.values["no_second_try_rate"]) == (0.0, 1.0)
-    assert f"sandbox: {sandbox.isolation}" in err
     code, out, err = run("eval", "--model", "r", "--n", "2", "--pass_k=1", "--json")
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
@@ -115,7 +114,6 @@ def test_going_without_is_loud_and_recorded(
     assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
     assert "WARNING: sandbox none: programs written by a model run with your rights" in err
     assert "sandbox 'none': programs written by a model run with your rights" in caplog.text
-    assert "sandbox: none: nothing" in err
     assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "none"
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
     code, out, err = run("eval", "--model", "r", "--sandbox", "none", "--n", 1, "--json")

@@ -111,7 +111,7 @@ def test_nested_settings_are_those_with_dotted_keys() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("gpro", {}, "algorithm: got gpro; did you mean 'grpo'? there are: grpo, ppo"),
+        ("grppo", {}, "algorithm: got grppo; did you mean 'grpo'? there are: grpo, ppo"),
         (
             "grpo",
             {"entropi": 1},

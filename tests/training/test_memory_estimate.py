@@ -73,7 +73,7 @@ def test_models_that_cannot_share_prefixes_need_no_mask_for_them() -> None:
         vocab_size=300, hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, sliding_window=32, use_sliding_window=True,
     )  # fmt: skip
-    shape = shape_of(Qwen2ForCausalLM(windowed).eval(), trainer__share_prefixes="on")
+    shape = shape_of(Qwen2ForCausalLM(windowed).eval(), trainer__share_prefixes="auto")
     assert (shape.rows, shape.length, shape.with_mask) == (16, 128, False)
 
 
