@@ -370,7 +370,7 @@ class ClipCov(TokenMask):
     """A rule that masks a few random tokens with a large covariance of advantage and log-probability: Clip-Cov
     (arXiv:2505.22617).
 
-    max(``share`` * number of tokens, 1) tokens are drawn from those with ``low`` < :func:`covariance` < ``high``.
+    max(``share`` * number of tokens, 1) tokens are drawn from those with ``low`` < covariance < ``high``.
     """
 
     name: Literal["clip_cov"] = "clip_cov"
@@ -402,7 +402,7 @@ class ClipCov(TokenMask):
 
 
 class KlCov(Component):
-    """A penalty |log(pi / pi_old)| on the tokens with the largest :func:`covariance`: KL-Cov (arXiv:2505.22617)."""
+    """A penalty |log(pi / pi_old)| on the tokens with the largest covariance: KL-Cov (arXiv:2505.22617)."""
 
     share: float = Field(default=2e-4, gt=0, le=1)
     """The tokens with the largest covariance of advantage and log-probability get the penalty. The number of these
