@@ -24,11 +24,10 @@ def test_the_demo_ends_with_how_to_call_the_command() -> None:
     assert "source .venv/bin/activate" in make("demo")[-1]
 
 
-def test_the_size_of_the_installation_and_the_cpu_build_are_announced_before_it() -> None:
-    lines = make("--always-make", "install")
-    announced = next(number for number, line in enumerate(lines) if "PIP_EXTRA_INDEX_URL" in line)
-    assert announced < next(number for number, line in enumerate(lines) if "pip install" in line)
-    assert "make install" in lines[announced] and "CUDA" in lines[announced - 1]
+def test_torch_is_installed_first_and_from_the_index_of_cpu_builds_if_that_answers() -> None:
+    installs = [line for line in make("--always-make", "install") if "pip install" in line]
+    assert "download.pytorch.org/whl/cpu" in installs[0] and "^torch==" in installs[0]
+    assert "requirements.lock" in installs[1] and "download.pytorch.org" not in installs[1]
 
 
 @pytest.mark.parametrize(

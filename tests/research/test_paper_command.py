@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,8 +69,3 @@ def test_help_shows_every_setting(run) -> None:
             "quiet",
         )
     )
-
-
-def test_the_command_imports_torch_only_to_compare() -> None:
-    code = "import sys, research.paper.__main__; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
