@@ -12,6 +12,7 @@ import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -144,6 +145,9 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 
 def enter() -> NoReturn:
     """Run the program, and exit with its exit code. After a signal, exit without waiting for other threads."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # terminals can lack characters that a model wrote
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         sys.exit(shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, instruction))
     code = main()

@@ -83,7 +83,7 @@ def find_losses(last: Mapping[str, float], now: Mapping[str, float]) -> list[str
 
 
 def read_records(file: Path) -> list[Record]:
-    records = json.loads(file.read_text()) if file.exists() else []
+    records = json.loads(file.read_text("utf-8")) if file.exists() else []
     return [Record(record["commit"], Machine(**record["machine"]), record["ratios"]) for record in records]
 
 
@@ -103,7 +103,7 @@ def add_record(file: Path, record: Record) -> None:
         return (other.commit, other.machine.processor) != (record.commit, record.machine.processor)
 
     records = [*filter(is_other, read_records(file)), record]
-    file.write_text(json.dumps([asdict(each) for each in records], indent=1) + "\n")
+    file.write_text(json.dumps([asdict(each) for each in records], indent=1) + "\n", "utf-8")
 
 
 def ratio_of(baseline: Callable[[], float], ours: Callable[[], float], repeats: int) -> float:
@@ -220,7 +220,7 @@ def keep_freed_memory() -> None:
 
 def current_commit() -> str:
     command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.strip()
 
 
 def current_machine() -> Machine:

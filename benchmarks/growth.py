@@ -174,7 +174,9 @@ def main() -> None:
     found: dict[str, list[Point]] = {}
     file = options.load or options.save
     if file is not None and file.exists():
-        found = {axis: [Point(**point) for point in points] for axis, points in json.loads(file.read_text()).items()}
+        found = {
+            axis: [Point(**point) for point in points] for axis, points in json.loads(file.read_text("utf-8")).items()
+        }
     console = Console(width=140)
     if options.load is None:
         torch.set_num_threads(1)
@@ -187,7 +189,8 @@ def main() -> None:
             console.print(table_of(axis, found[axis]))
             if options.save is not None:
                 options.save.write_text(
-                    json.dumps({name: [asdict(point) for point in points] for name, points in found.items()}, indent=1)
+                    json.dumps({name: [asdict(point) for point in points] for name, points in found.items()}, indent=1),
+                    "utf-8",
                 )
     else:
         for axis, points in found.items():

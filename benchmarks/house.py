@@ -40,8 +40,8 @@ def sizes() -> dict[str, str]:
     files = [file for folder in ("agent_r1", "environments") for file in sorted((ROOT / folder).rglob("*.py"))]
     lines = code = docstrings = comments = small = 0
     for file in files:
-        rows = file.read_text().splitlines()
-        for node in ast.walk(ast.parse(file.read_text())):
+        rows = file.read_text("utf-8").splitlines()
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 docstrings += (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
         lines += len(rows)

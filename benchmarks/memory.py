@@ -117,7 +117,7 @@ def random_groups(config: Any, context: int, vocabulary: int) -> Iterator[Any]:
 
 def resident(key: str) -> int:
     """Return a size of this process in bytes: VmRSS now, VmHWM at its peak."""
-    found = re.search(rf"^{key}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    found = re.search(rf"^{key}:\s+(\d+) kB", STATUS.read_text("utf-8"), re.MULTILINE)
     assert found is not None
     return 1024 * int(found[1])
 
@@ -139,7 +139,7 @@ def measure(case: Case, context: int = 256) -> None:
     if config.trainer.lora.rank:
         add_adapter(model, config.trainer.lora, seed=0, base="")
     plan = plan_memory(model, config, context, 10**12)
-    CLEAR.write_text("5")  # the peak begins here
+    CLEAR.write_text("5", "utf-8")  # the peak begins here
     before = resident("VmRSS")
     trainer = SingleProcessTrainer(model, config.algorithm, config.trainer, temperature=1.0)
     updater = PolicyUpdater(trainer, config.algorithm, config.trainer, reward_weights={}, seed=0, steps=2)
@@ -178,7 +178,7 @@ def main() -> None:
     """Measure every case in a process of its own and print the table."""
     table = Table("run", "estimate MiB", "peak MiB", "ratio")
     for name in sys.argv[1:] or CASES:
-        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, __file__, "--case", name], capture_output=True, encoding="utf-8")
         line = next((line for line in done.stdout.splitlines() if line.startswith("found")), None)
         if line is None:
             print(done.stdout[-1000:], done.stderr[-2000:], flush=True)

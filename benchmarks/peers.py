@@ -236,7 +236,7 @@ def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> N
         "context": 64 + options.prompt + options.turns * (options.action + options.observation + 64),
         "learning_rate": 1e-6,
     }
-    (folder / "workload.json").write_text(json.dumps(workload))
+    (folder / "workload.json").write_text(json.dumps(workload), "utf-8")
 
 
 @dataclass
@@ -273,7 +273,7 @@ def random_reward(trajectory: Trajectory, task: Task) -> float:
 
 def train_ours(folder: Path, profile: bool) -> Measures:
     """Train with Agent-R1 on the workload in ``folder``, in this process."""
-    workload = json.loads((folder / "workload.json").read_text())
+    workload = json.loads((folder / "workload.json").read_text("utf-8"))
     wall, cpu = list[float](), list[float]()
 
     def on_step(_: object) -> None:
@@ -336,7 +336,7 @@ def measure_trl(folder: Path, python: Path) -> Measures:
 
 
 def run_worker(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return done.stdout

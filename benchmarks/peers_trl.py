@@ -77,7 +77,7 @@ def random_reward(completions: list[Any], **_: Any) -> list[float]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    workload = json.loads((folder / "workload.json").read_text())
+    workload = json.loads((folder / "workload.json").read_text("utf-8"))
     torch.set_num_threads(workload["threads"])
     transformers.logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -86,7 +86,7 @@ def _make_linear(model: BertModel) -> None:
 def running_server(options: Sequence[str]) -> Iterator[RemoteRetriever]:
     """Run ``agent-r1 retriever`` in its own process and yield its client."""
     command = [sys.executable, "-m", "agent_r1.cli", "retriever", *options, "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
     try:
         assert process.stdout is not None
         yield RemoteRetriever(json.loads(process.stdout.readline())["url"], seconds=60)

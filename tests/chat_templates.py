@@ -36,4 +36,4 @@ def real_tokenizer(name, special=()):
     """Return a tokenizer with the template of a model; skip the test if this machine has no templates of models."""
     if not SHARED.is_dir():
         pytest.skip(ABSENT)
-    return tokenizer_of((TEMPLATES / f"{name}.jinja").read_text(), special)
+    return tokenizer_of((TEMPLATES / f"{name}.jinja").read_text("utf-8"), special)

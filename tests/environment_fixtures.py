@@ -64,7 +64,7 @@ def has_ended() -> Callable[[int], bool]:
     def has_ended(pid: int) -> bool:
         for _ in range(100):
             try:
-                state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                state = Path(f"/proc/{pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[0]
             except OSError:
                 return True
             if state == "Z":

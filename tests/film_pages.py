@@ -111,5 +111,5 @@ PAGES = read_block(FILMS + DIRECTORS + OTHERS)
 
 def write_pages(path: Path) -> Path:
     """Write the pages as rows of ``title`` and ``text``."""
-    path.write_text("\n".join(json.dumps({"title": page.title, "text": page.text}) for page in PAGES))
+    path.write_text("\n".join(json.dumps({"title": page.title, "text": page.text}) for page in PAGES), "utf-8")
     return path

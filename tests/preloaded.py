@@ -32,7 +32,9 @@ class Program:
         """Wait for the end of the program and return its exit code and output."""
         self.process.join()
         assert self.process.exitcode is not None
-        return subprocess.CompletedProcess((), self.process.exitcode, self.stdout.read_text(), self.stderr.read_text())
+        return subprocess.CompletedProcess(
+            (), self.process.exitcode, self.stdout.read_text("utf-8"), self.stderr.read_text("utf-8")
+        )
 
 
 def run_python(*words: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ def record_all(writer: RunWriter, *batches: list[Event]) -> None:
 def save(run: Path, name: str, weights: str, rows: RowsDigest | None) -> None:
     """Save a folder of a run with a manifest, as a saved model or checkpoint has."""
     with atomic_replace_dir(run / name) as temporary:
-        (temporary / "model.safetensors").write_text(weights)
+        (temporary / "model.safetensors").write_text(weights, "utf-8")
         write_manifest(temporary, ModelFingerprint("a model", "a tokenizer", "a template", weights), rows)
 
 

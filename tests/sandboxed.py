@@ -39,5 +39,5 @@ def find_missing_requirement() -> str | None:
     except (ImportError, OSError, RuntimeError) as error:
         return f"pyseccomp or libseccomp is not installed (extra sandbox; apt-get install libseccomp2): {error}"
     options = PRIVILEGES if os.geteuid() == 0 else (*PRIVILEGES, "--unshare-user", "--disable-userns")
-    tried = subprocess.run(["bwrap", *options, "true"], capture_output=True, text=True)
+    tried = subprocess.run(["bwrap", *options, "true"], capture_output=True, encoding="utf-8")
     return f"bubblewrap cannot isolate a program here: {tried.stderr.strip()}" if tried.returncode else None

@@ -81,7 +81,7 @@ def breaches(modules):
                     yield module, name
 
 
-MODULES = {module_name(path): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {module_name(path): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def test_every_room_is_known():
@@ -94,7 +94,7 @@ def test_rooms_import_only_rooms_they_see():
 
 def test_environments_see_what_task_sets_see_and_the_package_does_not_see_them():
     for path in sorted((ROOT / "environments").rglob("*.py")):
-        names = [name for name in imported(ast.parse(path.read_text())) if name.startswith("agent_r1.")]
+        names = [name for name in imported(ast.parse(path.read_text("utf-8"))) if name.startswith("agent_r1.")]
         assert {room(name) for name in names} <= {*SEES["tasksets"], "tasksets"}, path
     for module, source in MODULES.items():
         assert not any(name.split(".")[0] == "environments" for name in imported(ast.parse(source))), module
@@ -139,5 +139,5 @@ def test_a_circle_is_seen():
 
 def test_importing_the_package_loads_neither_torch_nor_a_server():
     code = "import sys, agent_r1; print([m for m in ('torch', 'transformers', 'starlette', 'ray') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == "[]"

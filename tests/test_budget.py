@@ -32,12 +32,12 @@ def long_functions(source):
 def test_the_house_stays_small():
     package = [path for path in FILES if path.parts[len(ROOT.parts)] in ("agent_r1", "environments")]
     settings = [key for key in setting_keys(TrainConfig) if not key.startswith("algorithm.")]
-    lines = sum(len(path.read_text().splitlines()) for path in package)
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in package)
     assert (lines <= PACKAGE_LINES, len(package) <= PACKAGE_FILES, len(settings) <= SETTINGS) == (True, True, True)
 
 
 def test_files_and_functions_stay_small():
-    sources = {str(path.relative_to(ROOT)): path.read_text() for path in FILES}
+    sources = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in FILES}
     assert [name for name, source in sources.items() if len(source.splitlines()) > FILE_LINES] == []
     assert {name: found for name, source in sources.items() if (found := long_functions(source))} == {}
 
@@ -63,7 +63,7 @@ def test_attributes_of_our_own_objects_are_not_read_by_name():
         str(path.relative_to(ROOT))
         for path in FILES
         if path.parts[len(ROOT.parts)] == "agent_r1"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
     }
     assert found == ALLOWED

@@ -76,7 +76,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "agent.py").write_text(AGENT, "utf-8")
     return tmp_path
 
 
@@ -132,12 +132,12 @@ BAD_INPUT: dict[str, str] = {
 
 @pytest.mark.parametrize("line", BAD_INPUT)
 def test_bad_input_is_one_line_and_leaves_nothing(line: str, run, here: Path) -> None:
-    (here / "typo.toml").write_text("stpes = 3")
-    (here / "table.toml").write_text("trainer = 3")
-    (here / "value.toml").write_text("[algorithm]\nepochs = -1")
+    (here / "typo.toml").write_text("stpes = 3", "utf-8")
+    (here / "table.toml").write_text("trainer = 3", "utf-8")
+    (here / "value.toml").write_text("[algorithm]\nepochs = -1", "utf-8")
     (here / "empty").mkdir()
-    (here / "syntax.py").write_text("x = 1\ny = = 2")
-    (here / "unanswered.json").write_text('[{"question": "Who?", "context": [], "supporting_facts": []}]')
+    (here / "syntax.py").write_text("x = 1\ny = = 2", "utf-8")
+    (here / "unanswered.json").write_text('[{"question": "Who?", "context": [], "supporting_facts": []}]', "utf-8")
     before = sorted(here.rglob("*"))
     ended = run(*line.split())
     assert (ended.code, ended.out) == (2, "")
@@ -179,12 +179,14 @@ def test_torch_is_not_imported_without_need(here: Path) -> None:
     # One process for all commands: each would start Python anew.
     program = "import sys; from agent_r1.cli import main"
     checks = "".join(f"\nmain({line.split()}); assert 'torch' not in sys.modules, {line!r}" for line in WITHOUT_TORCH)
-    done = subprocess.run([sys.executable, "-c", program + checks], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program + checks], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
 
 
 def test_the_package_is_the_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "agent_r1", "train", "--stepz", "3"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_r1", "train", "--stepz", "3"], capture_output=True, encoding="utf-8"
+    )
     assert done.returncode == 2 and done.stderr.startswith("agent-r1: ") and "--steps" in done.stderr
 
 
@@ -209,7 +211,7 @@ def solutions(task):
 
 @pytest.mark.parametrize(("texts", "code", "passed"), [('task.data["answers"][0], "x"', 0, 5), ('"x", "y"', 1, 0)])
 def test_a_task_set_of_a_file_is_checked(texts: str, code: int, passed: int, run, here: Path) -> None:
-    (here / "agent.py").write_text(AGENT + SOLUTIONS.replace("TEXTS", f"({texts})"))
+    (here / "agent.py").write_text(AGENT + SOLUTIONS.replace("TEXTS", f"({texts})"), "utf-8")
     ended = run("check", "agent.py", "--json", "--quiet")
     assert (ended.code, ended.data["passed"], ended.data["gold"]) == (code, code == 0, {"played": 5, "passed": passed})
     assert ended.data["wrong"] == {"played": 5, "passed": 5} and len(ended.data["failures"]) == 5 - passed
@@ -245,7 +247,8 @@ def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
     (here / "mine.py").write_text(
         "from agent_r1.algorithms.advantages.groups import GroupRelative\n"
         "from agent_r1.algorithms.algorithm import Algorithm\n"
-        "MINE = Algorithm(name='mine', advantage=GroupRelative(baseline='leave_one_out'))\n"
+        "MINE = Algorithm(name='mine', advantage=GroupRelative(baseline='leave_one_out'))\n",
+        "utf-8",
     )
     assert "mean R of the others" in run("algorithms", "mine.py:MINE").out
     settings = ["--model", model, "--algorithm", "mine.py:MINE", "--algorithm.epochs", "2", "--steps", "1"]
@@ -255,7 +258,7 @@ def test_an_algorithm_of_a_file_trains(run, here: Path, model: str) -> None:
 
 
 def test_an_agent_trains_from_a_file(run, here: Path, model: str) -> None:
-    (here / "a.toml").write_text("steps = 7\n[trainer]\nlearning_rate = 0.5\nmax_grad_norm = 2\n")
+    (here / "a.toml").write_text("steps = 7\n[trainer]\nlearning_rate = 0.5\nmax_grad_norm = 2\n", "utf-8")
     settings = ["--model", model, "--config", "a.toml", "--steps", "2", "--trainer.learning_rate=1e-3", "--run", "demo"]
     ended = run("train", "agent.py", *settings, *TINY, "--json")
     assert ended.code == 0, ended.err
@@ -304,7 +307,7 @@ def test_a_run_is_evaluated_on_the_task_set_it_was_trained_on(run, here: Path, m
     context = [["Alba", ["Alba is ruled by Bruno."]], ["Bruno", ["Bruno lives in Caro."]]]
     row = {"answer": "Bruno", "context": context, "supporting_facts": [["Alba", 0]], "type": "bridge", "level": "easy"}
     rows = [{**row, "_id": str(number), "question": f"Who rules Alba in {number}?"} for number in range(40)]
-    (here / "questions.json").write_text(json.dumps(rows))
+    (here / "questions.json").write_text(json.dumps(rows), "utf-8")
     taskset = ["--taskset", "hotpotqa", "--data", "questions.json"]
     trained = run("train", *taskset, "--model", model, "--steps", "1", "--run", "demo", "--evaluate_n", "2", *TINY)
     assert trained.code == 0, trained.err
@@ -344,8 +347,8 @@ def test_a_run_is_resumed_with_its_own_settings(run, here: Path, model: str) -> 
 def test_ctrl_c_stops_soon_and_leaves_a_readable_run(here: Path, model: str) -> None:
     arguments = ["train", "agent.py", "--model", model, "--steps", "1000000", "--run", "demo", *TINY[:-1]]
     training = Program(here, "-m", "agent_r1.cli", *arguments)
-    while "\nstep 3/" not in training.stderr.read_text():
-        assert training.process.is_alive(), training.stderr.read_text()
+    while "\nstep 3/" not in training.stderr.read_text("utf-8"):
+        assert training.process.is_alive(), training.stderr.read_text("utf-8")
         time.sleep(0.05)
     os.kill(training.process.pid, signal.SIGINT)
     ended = training.wait()

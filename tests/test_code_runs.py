@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "mbpp.jsonl"
-    path.write_text("\n".join(json.dumps(MBPP | {"task_id": n, "text": f"Double {n}."}) for n in range(12)))
+    path.write_text("\n".join(json.dumps(MBPP | {"task_id": n, "text": f"Double {n}."}) for n in range(12)), "utf-8")
     return path
 
 
@@ -94,7 +94,7 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     assert report["measures"]["trained"]["test"] == {"first_pass_rate": 0.0, "no_second_try_rate": 1.0}
     nothing = dict.fromkeys(("one", "low", "high", "any", "likeliest"), 0.0) | {"majority": None}  # no <answer>
     assert report["pass_at_k"] == {"k": 2, "attempts": 3, "cells": {"test": nothing}}
-    assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "bubblewrap"
+    assert json.loads(Path("runs/r/config.json").read_text("utf-8"))["sandbox"] == "bubblewrap"
     assert ("sandbox", sandbox.isolation) in events(Path("runs/r"))
     with closing(RunReader(Path("runs/r"))) as reader:
         (step,) = reader.metrics()
@@ -114,7 +114,7 @@ def test_going_without_is_loud_and_recorded(
     assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
     assert "WARNING: sandbox none: programs written by a model run with your rights" in err
     assert "sandbox 'none': programs written by a model run with your rights" in caplog.text
-    assert json.loads(Path("runs/r/config.json").read_text())["sandbox"] == "none"
+    assert json.loads(Path("runs/r/config.json").read_text("utf-8"))["sandbox"] == "none"
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
     code, out, err = run("eval", "--model", "r", "--sandbox", "none", "--n", 1, "--json")
     assert (
@@ -126,7 +126,7 @@ def test_going_without_is_loud_and_recorded(
 
 
 def test_a_sandbox_of_a_users_file_is_recorded(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(OWN, "utf-8")
     code, out, err = run("check", "own.py", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
@@ -227,7 +227,7 @@ env = ToolEnv([], [exact_match], max_turns=1)
 
 def write(folder: Path, way: str, level: str) -> Path:
     file = folder / "own.py"
-    file.write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', f"LEVEL = {level!r}"))
+    file.write_text((HEAD + WAYS[way]).replace('LEVEL = "none"', f"LEVEL = {level!r}"), "utf-8")
     return file
 
 
@@ -297,7 +297,7 @@ def test_where_the_level_does_not_hold_nothing_runs(
     if task == "math":
         if find_spec("math_verify") is None:  # nothing here may import it
             pytest.skip("math-verify is not installed (extra math)")
-        problems.write_text("\n".join(rows))
+        problems.write_text("\n".join(rows), "utf-8")
     monkeypatch.setattr("agent_r1.sandbox.sandbox._verify_machine", lambda: refused())
     code, out, err = run("train", "--taskset", task, "--data", problems, "--model", model, *SMALL)
     assert (code, out) == (2, "")
@@ -315,7 +315,7 @@ def test_a_level_that_would_do_nothing_is_refused(run: Run, tmp_path: Path) -> N
     code, _, err = run("train", "--sandbox", "none")
     assert (code, "leave it out: tinywiki" in err) == (2, True)
     file = tmp_path / "agent.py"
-    file.write_text("")
+    file.write_text("", "utf-8")
     code, _, err = run("train", file, "--sandbox", "none")
     assert (code, "--sandbox: got it and" in err) == (2, True)
     code, _, err = run("train", "--taskset", "code", "--sandbox", "docker")

@@ -145,7 +145,7 @@ def test_settings_of_another_class_can_be_ignored_but_unknown_ones_are_refused()
 
 def test_a_toml_file_is_a_layer(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text("steps = 7\n[optimizer]\nbetas = [0.5, 0.6]\n")
+    file.write_text("steps = 7\n[optimizer]\nbetas = [0.5, 0.6]\n", "utf-8")
     assert resolve(Settings, [read_toml(file)]).optimizer.betas == (0.5, 0.6)
 
 

@@ -33,17 +33,17 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MAKEFILE = (ROOT / "Makefile").read_text()
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms.md").read_text()
-ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+ENVIRONMENTS_PAGE = (ROOT / "docs" / "environments.md").read_text("utf-8")
 
 
 def lines(pattern: str) -> list[Any]:
     return [
         pytest.param(match.group(1), id=f"{document.name}: {match.group(1)[:50]}")
         for document in DOCUMENTS
-        for match in re.finditer(pattern, document.read_text(), re.MULTILINE)
+        for match in re.finditer(pattern, document.read_text("utf-8"), re.MULTILINE)
     ]
 
 
@@ -64,7 +64,7 @@ def test_make_targets_exist(target: str) -> None:
 
 def test_contributing_lists_every_make_target_for_developers() -> None:
     (targets,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    shown = re.findall(r"^    make (\S+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^    make (\S+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
     assert set(targets.split()) - {"demo", "install", "clean"} == set(shown)
 
 
@@ -75,26 +75,26 @@ def test_scripts_exist(file: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_to_files(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text("utf-8")):
         assert target.startswith("https://") or (document.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_to_headings(document: Path) -> None:
-    for path, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+    for path, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text("utf-8")):
         target = document.parent / path if path else document
-        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
         assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}, heading
 
 
 def test_readme_shows_the_tested_example_and_it_is_short() -> None:
-    example = (ROOT / "examples" / "ten_lines.py").read_text()
-    assert example in (ROOT / "README.md").read_text()
+    example = (ROOT / "examples" / "ten_lines.py").read_text("utf-8")
+    assert example in (ROOT / "README.md").read_text("utf-8")
     assert len(list(filter(None, example.splitlines()))) <= 11
 
 
 def test_the_process_reward_in_readme_rewards_a_search_in_three_lines() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     (shown,) = [block for block in blocks if "call_rewards" in block]
     assert len(list(filter(None, shown.splitlines()))) == 3
     names = runpy.run_path(str(ROOT / "examples" / "ten_lines.py"))
@@ -109,7 +109,7 @@ def test_the_process_reward_in_readme_rewards_a_search_in_three_lines() -> None:
 
 
 def test_the_settings_in_readme_exist() -> None:
-    options = re.findall(r"--([a-z_]+\.[a-z_.]+)(?: ([\w.-]+))?", (ROOT / "README.md").read_text())
+    options = re.findall(r"--([a-z_]+\.[a-z_.]+)(?: ([\w.-]+))?", (ROOT / "README.md").read_text("utf-8"))
     typed = {key: ast.literal_eval(value) for key, value in options if re.fullmatch(r"[\d.e-]+", value)}
     assert "trainer.learning_rate" in typed and "context_policy.name" in dict(options)
     resolve(TrainConfig, [Layer("README", {**typed, "context_policy.name": "window"})])
@@ -120,7 +120,7 @@ def test_the_documents_name_every_algorithm_and_no_other() -> None:
 
 
 def test_an_algorithm_of_ones_own_takes_a_file_of_forty_lines_which_the_documents_show() -> None:
-    example = (ROOT / "examples" / "own_algorithm.py").read_text()
+    example = (ROOT / "examples" / "own_algorithm.py").read_text("utf-8")
     assert f"```python\n{example}```" in ALGORITHMS_PAGE
     assert len(example.splitlines()) <= 40
 
@@ -161,7 +161,7 @@ def exists(reference: str) -> bool:
     path, _, name = reference.partition(":")
     for file in (ROOT / "agent_r1" / path, ROOT / path):
         if file.exists():
-            return not name or name in names_in(ast.parse(file.read_text()))
+            return not name or name in names_in(ast.parse(file.read_text("utf-8")))
     return False
 
 

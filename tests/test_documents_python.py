@@ -38,7 +38,9 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", page.read_text(), re.M | re.S)]
+    return [
+        Block(*found) for found in re.findall(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+    ]
 
 
 def run(found: Sequence[Block]) -> None:
@@ -50,7 +52,7 @@ def run(found: Sequence[Block]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     for block in found:
         if block.title:
-            Path(block.title).write_text(block.text)
+            Path(block.title).write_text(block.text, "utf-8")
         if block.language != "python":
             continue
         code = compile(block.text, f"block {block.text[:40]!r}", "exec", dont_inherit=True)
@@ -82,9 +84,9 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name
+    "page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name
 )
 def test_the_python_of_a_page_runs(page: Path, trained: list[TrainConfig]) -> None:
-    if "RunReader(" in page.read_text():
+    if "RunReader(" in page.read_text("utf-8"):
         write_run(Path("runs/demo"), steps=12)
     run(blocks(page))

@@ -48,7 +48,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
 
 def write(path: Path, numbers: range) -> Path:
     asked = [{"question": f"Who rules Alba in {n}?", "answer": "Bruno", "context": CONTEXT} for n in numbers]
-    path.write_text(json.dumps([row | {"supporting_facts": [["Alba", 0]]} for row in asked]))
+    path.write_text(json.dumps([row | {"supporting_facts": [["Alba", 0]]} for row in asked]), "utf-8")
     return path
 
 
@@ -89,7 +89,7 @@ def test_a_corpus_is_indexed_once_for_an_evaluation_on_other_questions(
 ) -> None:
     write(tmp_path / "own.json", range(20)), write(tmp_path / "other.json", range(50, 60))
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"title": t, "text": t}) + "\n" for t in ("Alba", "Bruno")))
+    corpus.write_text("".join(json.dumps({"title": t, "text": t}) + "\n" for t in ("Alba", "Bruno")), "utf-8")
     asked = ("--taskset", "hotpotqa", "--data", "own.json", "--corpus", corpus)
     code, _, err = run("train", *asked, "--model", model, "--steps", 1, "--run", "r1", *TINY)
     assert code == 0, err
@@ -102,11 +102,11 @@ def test_a_corpus_is_indexed_once_for_an_evaluation_on_other_questions(
 
 def test_an_index_is_shared_while_its_file_is_unchanged(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text(json.dumps({"title": "Alba", "text": "Alba"}))
+    corpus.write_text(json.dumps({"title": "Alba", "text": "Alba"}), "utf-8")
     first = open_retriever(corpus)
-    (tmp_path / "search.toml").write_text('corpus = "corpus.jsonl"')
+    (tmp_path / "search.toml").write_text('corpus = "corpus.jsonl"', "utf-8")
     assert open_retriever(corpus) is first and open_retriever(tmp_path / "search.toml") is first
-    corpus.write_text(json.dumps({"title": "Bruno", "text": "Bruno"}))
+    corpus.write_text(json.dumps({"title": "Bruno", "text": "Bruno"}), "utf-8")
     os.utime(corpus, ns=(1, 1))
     (found,) = open_retriever(corpus).search(["Bruno"])
     assert found[0].title == "Bruno" and open_retriever(corpus) is not first
@@ -115,14 +115,14 @@ def test_an_index_is_shared_while_its_file_is_unchanged(tmp_path: Path) -> None:
 def test_a_corpus_replaced_by_one_of_equal_size_and_time_is_read_again(tmp_path: Path) -> None:
     corpus, other = tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
     for path, title in ((corpus, "Alba"), (other, "Brun")):
-        path.write_text(json.dumps({"title": title, "text": title}))
+        path.write_text(json.dumps({"title": title, "text": title}), "utf-8")
         os.utime(path, ns=(1, 1))
     first = open_retriever(corpus)
     other.replace(corpus)
     second = open_retriever(corpus)
     assert second.search(["Brun"])[0][0].title == "Brun"
     time.sleep(0.02)  # so that the clock of the file system goes on
-    corpus.write_text(corpus.read_text().replace("Brun", "Cora"))  # in place: the same inode
+    corpus.write_text(corpus.read_text("utf-8").replace("Brun", "Cora"), "utf-8")  # in place: the same inode
     os.utime(corpus, ns=(1, 1))
     ((found,),) = open_retriever(corpus).search(["Cora"])
     assert found.title == "Cora"
@@ -140,7 +140,8 @@ def test_data_with_a_test_split_are_evaluated_on_it(run: Run, model: str, tmp_pa
 def test_settings_of_a_task_set_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from agent_r1 import Message, Task, ToolEnv, exact_match\nenv = ToolEnv([], [exact_match])\n"
-        "tasks = [Task('a', (Message.user('Who?'),), {'answers': ('x',)})]\n"
+        "tasks = [Task('a', (Message.user('Who?'),), {'answers': ('x',)})]\n",
+        "utf-8",
     )
     for given in (("--data", "zzz"), ("--sandbox", "none"), ("--corpus", "x")):
         code, _, err = run("eval", "own.py", "--model", model, *given)
@@ -152,8 +153,10 @@ def test_settings_of_a_task_set_are_refused_beside_a_file(run: Run, model: str, 
 
 def test_an_evaluation_reads_the_settings_of_a_file(run: Run, model: str, tmp_path: Path) -> None:
     write(tmp_path / "g.json", range(40))
-    (tmp_path / "run.toml").write_text('taskset = "hotpotqa"\ndata = "g.json"\n[trainer]\nlearning_rate = 1e-3\n')
+    (tmp_path / "run.toml").write_text(
+        'taskset = "hotpotqa"\ndata = "g.json"\n[trainer]\nlearning_rate = 1e-3\n', "utf-8"
+    )
     assert evaluated(run, "--config", "run.toml", "--model", model) == {"all": 40}
-    (tmp_path / "eval.toml").write_text(f'taskset = "hotpotqa"\ndata = "g.json"\nmodel = "{model}"\nn = 3\n')
+    (tmp_path / "eval.toml").write_text(f'taskset = "hotpotqa"\ndata = "g.json"\nmodel = "{model}"\nn = 3\n', "utf-8")
     code, data, err = run("eval", "--config", "eval.toml", "--max_tokens", "2", "--methods", "base-tool-call", "--json")
     assert code == 0 and data["table"]["base-tool-call"]["all"]["n"] == 3, err

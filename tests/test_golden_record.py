@@ -91,7 +91,7 @@ def digest(folder: Path) -> str:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_first_step_of_a_run_is_the_recorded_one(name: str, tmp_path: Path) -> None:
     train(RUNS[name], tmp_path / "run")
-    found, golden = first_step(tmp_path / "run"), json.loads(RECORD.read_text())[name]
+    found, golden = first_step(tmp_path / "run"), json.loads(RECORD.read_text("utf-8"))[name]
     assert found["tokens"] == golden["tokens"]
     assert found["rewards"] == golden["rewards"]
     assert found["logprobs"] == pytest.approx(golden["logprobs"], abs=2e-3)
@@ -113,7 +113,7 @@ def write_record() -> None:
             place = Path(folder) / name.replace(" ", "-")
             train(settings, place)
             record[name] = first_step(place)
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

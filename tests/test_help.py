@@ -42,5 +42,5 @@ def test_help_does_not_import_torch() -> None:
 def test_commands_and_options_are_completed(typed: str, offered: str) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_AGENT_R1_COMPLETE": "bash_complete"}
     command = [sys.executable, "-c", "from agent_r1.cli import enter; enter()"]
-    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, encoding="utf-8")
     assert f"plain,{offered}" in done.stdout.splitlines(), done.stderr

@@ -58,9 +58,9 @@ def test_values_that_no_run_could_use_are_refused(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("zero").symlink_to("/dev/zero")
-    Path("half.json").write_text('[{"question": "\\ud800", "answer": "Bruno"}]')
-    Path("long.py").write_text(AGENT + "tasks = [Task('a', 'Who' + 'o' * 5_000_000, {'answers': ('me',)})]\n")
-    Path("half.py").write_text(AGENT + "tasks = [Task('\\ud800', 'Who?')]\n")
+    Path("half.json").write_text('[{"question": "\\ud800", "answer": "Bruno"}]', "utf-8")
+    Path("long.py").write_text(AGENT + "tasks = [Task('a', 'Who' + 'o' * 5_000_000, {'answers': ('me',)})]\n", "utf-8")
+    Path("half.py").write_text(AGENT + "tasks = [Task('\\ud800', 'Who?')]\n", "utf-8")
     before = sorted(tmp_path.iterdir())
     assert main(line.split()) == 2
     printed = capfd.readouterr().err
@@ -71,7 +71,7 @@ def test_values_that_no_run_could_use_are_refused(
 @pytest.mark.parametrize("answer", ["NaN", "1e999"])
 def test_a_gold_answer_that_is_no_number_is_refused(answer: str, tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
-    file.write_text(f'{{"question": "What is 1 + 1?", "answer": {answer}}}\n')
+    file.write_text(f'{{"question": "What is 1 + 1?", "answer": {answer}}}\n', "utf-8")
     with pytest.raises(InvalidInput, match="row 1: got the answer"):
         read_problems(file)
 

@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 
 def test_the_test_of_a_new_project_passes(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=project, capture_output=True, encoding="utf-8")
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 
@@ -45,7 +45,7 @@ def test_existing_folders_are_refused_in_one_line(tmp_path: Path, capfd: pytest.
         assert main(["init", str(folder)]) == 2
         error = capfd.readouterr().err
         assert error == f"agent-r1: NAME: got {folder}, which exists; give the name of a new folder\n"
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     assert main(["init", str(tmp_path / "file" / "towns")]) == 2
     reason = f"{tmp_path / 'file' / 'towns'}: Not a directory; give a folder that can be written"
     assert capfd.readouterr().err == f"agent-r1: NAME: got {reason}\n"

@@ -16,7 +16,7 @@ def make(*arguments: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--dry-run", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+        command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True, env=environment
     ).stdout.splitlines()
 
 
@@ -39,13 +39,13 @@ def test_torch_is_installed_first_and_from_the_index_of_cpu_builds_if_that_answe
 )
 def test_on_windows_one_line_names_the_systems_that_are_supported(program: str, line: str) -> None:
     code = f"import sys; sys.platform = 'win32'; sys.argv = [{program!r}, '--help']; import agent_r1.cli"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(line)
     assert (len(done.stderr.splitlines()) == 1) == (program == "agent-r1")
 
 
 def test_every_file_that_is_no_module_is_listed_as_data_of_the_package() -> None:
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]
     listed = {
         path
         for package, globs in data.items()

@@ -50,7 +50,7 @@ def test_the_recipe_of_the_retriever_has_valid_settings() -> None:
 
 
 def test_the_stages_of_people_have_valid_settings_and_questions() -> None:
-    text = (RECIPES / "people.toml").read_text()
+    text = (RECIPES / "people.toml").read_text("utf-8")
     commands = re.findall(r"agent-r1 train (.*)", text)
     assert len(commands) == 3
     shares = []
@@ -66,14 +66,14 @@ def test_the_stages_of_people_have_valid_settings_and_questions() -> None:
 
 
 def test_the_command_of_wikifilm_has_valid_settings_and_trains_on_2_hop_questions(tmp_path: Path) -> None:
-    (command,) = re.findall(r"agent-r1 train (.*)", (RECIPES / "wikifilm.toml").read_text())
+    (command,) = re.findall(r"agent-r1 train (.*)", (RECIPES / "wikifilm.toml").read_text("utf-8"))
     options = dict(re.findall(r"--(\S+) (\S+)", command))
     layer = from_text(TrainConfig, {key: value for key, value in options.items() if key != "config"})
     config = resolve(TrainConfig, [layer, read_toml(RECIPES / "wikifilm.toml")])
     assert config.model == "runs/people-3/model" and config.data is not None
     pages = write_pages(tmp_path / "pages.jsonl")
-    settings = (RECIPES.parent / config.data).read_text().replace("pages.jsonl", str(pages))
-    (tmp_path / "films.toml").write_text(settings)
+    settings = (RECIPES.parent / config.data).read_text("utf-8").replace("pages.jsonl", str(pages))
+    (tmp_path / "films.toml").write_text(settings, "utf-8")
     taskset = build(config.taskset, tmp_path / "films.toml", None, config.seed)
     assert {task.id.split("/")[1] for task in taskset.tasks("train")} == {"2-hop"}
     assert {"1-hop", "2-hop"} <= set(taskset.evaluation)
@@ -96,7 +96,7 @@ def test_an_unknown_setting_is_refused() -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.name)
 def test_every_setting_is_explained(recipe: Path) -> None:
-    assert unexplained(recipe.read_text().splitlines()) == []
+    assert unexplained(recipe.read_text("utf-8").splitlines()) == []
 
 
 def test_a_setting_without_a_comment_is_found() -> None:
@@ -143,7 +143,7 @@ def small_data(folder: Path) -> Path:
     }
     lines = [f'[{name}]\ndata = "{SHARED / file}"\ncount = {count}' for name, (file, count) in portions.items()]
     path = folder / "data.toml"
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), "utf-8")
     return path
 
 

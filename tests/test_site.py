@@ -14,7 +14,7 @@ from agent_r1.cli import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md"]
-NAVIGATION = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.M)
+NAVIGATION = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2], re.M)
 
 
 def test_the_navigation_has_every_page_once_and_a_hook_adds_the_decisions() -> None:
@@ -57,7 +57,7 @@ def exists(option: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`(--[a-z0-9_-]+(?:\.[A-Za-z_]+)*)", page.read_text())
+    named = re.findall(r"`(--[a-z0-9_-]+(?:\.[A-Za-z_]+)*)", page.read_text("utf-8"))
     assert {option for option in named if not exists(option)} <= FOREIGN
 
 

@@ -148,7 +148,7 @@ def _opened_in_browser(address: str) -> Iterator[None]:
     address contains a token.
     """
     link = html.escape(address)
-    with NamedTemporaryFile("w", prefix="agent-r1-view-", suffix=".html") as file:
+    with NamedTemporaryFile("w", encoding="utf-8", prefix="agent-r1-view-", suffix=".html") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={link}"><a href="{link}">{link}</a>\n')
         file.flush()
         webbrowser.open(Path(file.name).as_uri())

@@ -205,7 +205,7 @@ def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Pa
     if is_valid(folder, origin):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("a") as lock:
+    with (folder.parent / f".{folder.name}.lock").open("a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_valid(folder, origin):  # another process has made the folder
             return folder

@@ -280,7 +280,7 @@ def _compile(compiler: str, folder: Path) -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS)
+    return subprocess.run(command, capture_output=True, check=True, encoding="utf-8", timeout=COMPILE_SECONDS)
 
 
 def _processor() -> str:

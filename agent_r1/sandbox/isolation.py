@@ -164,7 +164,7 @@ def spare_uid() -> int:
     """Return a user id that no user of this machine has, or 65534 if this user namespace does not contain it."""
     # The kernel limits processes per user id. With a shared id, a program could use up another program's processes.
     uid = _FIRST_SPARE_UID + os.getpid() % 2**15 * _UIDS_PER_TRAINER + next(_serial) % _UIDS_PER_TRAINER
-    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text("utf-8").splitlines()]
     return uid if any(first <= uid < first + count for first, _, count in ranges) else _NOBODY
 
 

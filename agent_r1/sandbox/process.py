@@ -53,7 +53,7 @@ class Cgroup:
 
     def ran_out_of_memory(self) -> bool:
         try:
-            found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text(), re.MULTILINE)
+            found = re.search(r"^oom_kill (\d+)", (self.path / self.version.events).read_text("utf-8"), re.MULTILINE)
         except OSError:
             return False
         return found is not None and int(found.group(1)) > 0
@@ -100,7 +100,7 @@ def clear_stale_cgroups() -> None:
 
 def _parents() -> Iterator[tuple[Path, CgroupVersion]]:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         return
     for line in lines:
@@ -115,7 +115,7 @@ def _set_limit(path: Path, version: CgroupVersion, memory: int) -> bool:
     # Some kernels create only some of the files.
     names = [name for name in version.limits if (path / name).exists()]
     for name in names:
-        (path / name).write_text(str(memory))
+        (path / name).write_text(str(memory), "utf-8")
     return version.limits[0] in names
 
 

@@ -32,7 +32,7 @@ from agent_r1.sandbox.process import (
     start_process,
 )
 
-_WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text()
+_WORKER = (Path(__file__).parent / "inside" / "grader_worker.py").read_text("utf-8")
 
 
 async def grade(confinement: Confinement, candidate: str, tests: str, calls: Sequence[str], setup: str) -> Verdict:
@@ -117,7 +117,7 @@ class Interpreter:
                 await process.close()
 
 
-_SOURCE = (Path(__file__).parent / "inside" / "probe.py").read_text()
+_SOURCE = (Path(__file__).parent / "inside" / "probe.py").read_text("utf-8")
 _LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_files=32)
 
 
@@ -159,7 +159,7 @@ async def find_broken_layers(layers: frozenset[IsolationLayer]) -> frozenset[Iso
     with tempfile.TemporaryDirectory(prefix="agent-r1-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
         os.chmod(folder, 0o755)  # so that only the layer, not a file permission, protects the secret
         secret = Path(folder, "secret")
-        secret.write_text("secret")
+        secret.write_text("secret", "utf-8")
         targets = _LIMITS.model_dump() | {"secret": str(secret), "port": server.getsockname()[1]}
         result = await run_program(Confinement(layers, _LIMITS), f"{_SOURCE}\nprobe({targets!r})")
     lines = dict(line.split() for line in result.stdout.text.splitlines())

@@ -188,7 +188,7 @@ class _Connection:
 
     async def _hold(self, seed: int | None) -> None:
         # The SDK needs one task to open and close a client, but the calls of an episode come from many tasks.
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             self._log = log
             try:
                 async with import_extra("mcp", extra="mcp").Client(self._server.transport(seed, log)) as client:

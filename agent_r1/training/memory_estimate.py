@@ -241,8 +241,8 @@ def _group_memory(root: Path) -> list[int]:
     ):
         for folder in _groups(root, base):
             try:
-                limited, taken = int((folder / limit).read_text()), int((folder / used).read_text())
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                limited, taken = int((folder / limit).read_text("utf-8")), int((folder / used).read_text("utf-8"))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines())
                 # The kernel frees inactive pages of files when memory is short.
                 cached = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
             except (OSError, ValueError):  # the group does not exist, or has no limit ("max")
@@ -253,7 +253,7 @@ def _group_memory(root: Path) -> list[int]:
 
 def _groups(root: Path, base: Path) -> Iterator[Path]:
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         lines = []
     paths = {line.split(":", 2)[2].strip("/") for line in lines if line.count(":") >= 2} | {""}

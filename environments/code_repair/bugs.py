@@ -192,7 +192,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
     return other
 
 
-_TRIALS = (Path(__file__).parent / "trials.py").read_text()
+_TRIALS = (Path(__file__).parent / "trials.py").read_text("utf-8")
 _AT_ONCE = 25
 """The largest number of functions that one program tests. Starting a program takes longer than testing a function."""
 

@@ -54,7 +54,7 @@ def main() -> None:
         "loss": progress.loss,
         "accuracy": progress.accuracy,
     }
-    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", "utf-8")
 
 
 def _progress_line(progress: Progress) -> str:

@@ -141,9 +141,9 @@ def test_unknown_and_invalid_settings_are_refused_in_one_line(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(FILE)
-    (tmp_path / "raises.py").write_text("1 / 0")
-    (tmp_path / "empty.py").write_text("x = 1")
+    (tmp_path / "mine.py").write_text(FILE, "utf-8")
+    (tmp_path / "raises.py").write_text("1 / 0", "utf-8")
+    (tmp_path / "empty.py").write_text("x = 1", "utf-8")
     return tmp_path / "mine.py"
 
 

@@ -19,7 +19,7 @@ ORIGIN = {"version": 1, "sha256": "9f86"}
 
 def write(folder: Path) -> None:
     (folder / "inner").mkdir()
-    (folder / "inner" / "weights").write_text("complete")
+    (folder / "inner" / "weights").write_text("complete", "utf-8")
 
 
 def never(folder: Path) -> None:
@@ -43,7 +43,7 @@ def wait_for(file: Path) -> None:
 
 def test_a_folder_is_made_once_for_each_origin(tmp_path: Path) -> None:
     made = build_once(tmp_path / "cache" / "name", ORIGIN, write)
-    assert (made / "inner" / "weights").read_text() == "complete"
+    assert (made / "inner" / "weights").read_text("utf-8") == "complete"
     assert build_once(made, ORIGIN, never) == made
     with pytest.raises(AssertionError, match="made again"):
         build_once(made, {**ORIGIN, "version": 2}, never)
@@ -56,7 +56,7 @@ def test_a_damaged_folder_is_made_again(damage: str, tmp_path: Path) -> None:
     weights = made / "inner" / "weights"
     match damage:
         case "other bytes":
-            weights.write_text("complets")
+            weights.write_text("complets", "utf-8")
         case "missing":
             weights.unlink()
         case "one more":
@@ -65,12 +65,12 @@ def test_a_damaged_folder_is_made_again(damage: str, tmp_path: Path) -> None:
             (made / "manifest.json").unlink()
     assert not is_valid(made, ORIGIN)
     build_once(made, ORIGIN, write)
-    assert is_valid(made, ORIGIN) and weights.read_text() == "complete" and not (made / "more").exists()
+    assert is_valid(made, ORIGIN) and weights.read_text("utf-8") == "complete" and not (made / "more").exists()
 
 
 def test_an_error_leaves_no_files(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        (folder / "half").write_text("x")
+        (folder / "half").write_text("x", "utf-8")
         raise RuntimeError("the machine is full")
 
     with pytest.raises(RuntimeError, match="is full"):
@@ -80,7 +80,7 @@ def test_an_error_leaves_no_files(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_no_incomplete_folder_and_no_lock(tmp_path: Path) -> None:
     def die(folder: Path) -> None:
-        (folder / "half").write_text("x")
+        (folder / "half").write_text("x", "utf-8")
         os.kill(os.getpid(), signal.SIGKILL)
 
     killed = start(tmp_path / "name", die)

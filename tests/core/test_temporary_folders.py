@@ -18,7 +18,7 @@ PREFIX = "name-"
 
 def hold(parent: Path) -> None:
     """Make a folder with a file, and run until the process is killed."""
-    (TemporaryFolder(PREFIX, parent).path / "file").write_text("complete")
+    (TemporaryFolder(PREFIX, parent).path / "file").write_text("complete", "utf-8")
     time.sleep(600)
 
 
@@ -50,7 +50,7 @@ def test_the_folder_of_a_running_process_stays_although_no_process_has_the_id_in
     (folder,) = tmp_path.iterdir()
     foreign = folder.rename(tmp_path / f"{PREFIX}4194305-abc")  # above the largest process id of Linux
     TemporaryFolder(PREFIX, tmp_path)
-    assert (foreign / "file").read_text() == "complete"
+    assert (foreign / "file").read_text("utf-8") == "complete"
     kill(holder)
     TemporaryFolder(PREFIX, tmp_path)
     assert not foreign.exists()
@@ -58,7 +58,7 @@ def test_the_folder_of_a_running_process_stays_although_no_process_has_the_id_in
 
 def test_a_kept_folder_stays(tmp_path: Path) -> None:
     kept = TemporaryFolder(PREFIX, tmp_path)
-    (kept.path / "file").write_text("complete")
+    (kept.path / "file").write_text("complete", "utf-8")
     kept.keep()
     TemporaryFolder(PREFIX, tmp_path).remove()
     assert [file.name for file in kept.path.iterdir()] == ["file"]

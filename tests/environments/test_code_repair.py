@@ -66,7 +66,7 @@ def make(sandbox: Sandbox, rows_file: Callable[..., Path]) -> Callable[..., Task
             f"data = {json.dumps(data.name)}",
             *(f"{name} = {json.dumps(value)}" for name, value in settings.items()),
         ]
-        (data.parent / "settings.toml").write_text("\n".join(lines))
+        (data.parent / "settings.toml").write_text("\n".join(lines), "utf-8")
         return build(data.parent / "settings.toml", seed)
 
     return make
@@ -287,7 +287,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(
     rows: list[Any], settings: str, expected: str, rows_file: Callable[..., Path], sandbox: Sandbox
 ) -> None:
     data = rows_file(*rows)
-    (data.parent / "s.toml").write_text(f'data = "{data.name}"\n{settings}')
+    (data.parent / "s.toml").write_text(f'data = "{data.name}"\n{settings}', "utf-8")
     with pytest.raises(InvalidInput) as caught:
         build(data.parent / "s.toml", 0)
     assert expected in str(caught.value) and "\n" not in str(caught.value)

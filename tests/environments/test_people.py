@@ -142,7 +142,7 @@ def test_a_search_of_the_agent_repeats_the_question_and_one_of_naive_rag_does_no
 
 def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path: Path) -> None:
     file = tmp_path / "people.toml"
-    file.write_text("hops = [1, 2, 2]\npages = 1\nturns = 4\n")
+    file.write_text("hops = [1, 2, 2]\npages = 1\nturns = 4\n", "utf-8")
     default, changed = build(0), build(0, file)
     hops = [len(task.data["chain"].relations) for task in changed.tasks("train")]
     assert hops[:6] == [1, 2, 2, 1, 2, 2]
@@ -161,7 +161,7 @@ def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path:
 )
 def test_a_bad_file_of_settings_is_refused_with_its_fault(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "people.toml"
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     with pytest.raises(InvalidInput, match=why):
         build(0, file)
 

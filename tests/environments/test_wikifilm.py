@@ -242,7 +242,7 @@ def questions_row(number: int, pages: tuple[Passage, ...]) -> dict[str, Any]:
 
 
 def official(folder: Path) -> Path:
-    (folder / "dev.json").write_text(json.dumps([questions_row(1, PAGES[:20]), questions_row(2, PAGES[10:])]))
+    (folder / "dev.json").write_text(json.dumps([questions_row(1, PAGES[:20]), questions_row(2, PAGES[10:])]), "utf-8")
     return folder / "dev.json"
 
 
@@ -252,13 +252,13 @@ def hyperlinks(folder: Path) -> Path:
         for number, page in enumerate(PAGES)
     ]
     path = folder / "para_with_hyperlink.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return path
 
 
 def whole_folder(folder: Path) -> Path:
     official(folder)
-    (folder / "id_aliases.json").write_text('{"Q_id": "Q1", "aliases": ["not a page"]}')
+    (folder / "id_aliases.json").write_text('{"Q_id": "Q1", "aliases": ["not a page"]}', "utf-8")
     return folder
 
 
@@ -278,7 +278,7 @@ def test_the_file_of_paragraphs_with_hyperlinks_can_be_read(tmp_path: Path) -> N
 
 
 def test_another_corpus_can_be_searched(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Two Rivers Meet", "text": "Another page."}))
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Two Rivers Meet", "text": "Another page."}), "utf-8")
     found = build(write_pages(tmp_path / "pages.jsonl"), 0, str(tmp_path / "corpus.jsonl"))
     assert found.retrieval is not None
     assert found.retrieval("2-hop")["recall@3"] < 0.2
@@ -302,7 +302,7 @@ GOOD = {"title": "X", "text": "X is a 1953 film directed by Ann Lee."}
 )
 def test_damaged_files_are_refused_in_one_line(rows: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "pages.jsonl"
-    path.write_text(rows)
+    path.write_text(rows, "utf-8")
     with pytest.raises(InvalidInput, match=expected) as refused:
         build(path, 0)
     assert "\n" not in str(refused.value) and str(path) in str(refused.value)
@@ -310,7 +310,7 @@ def test_damaged_files_are_refused_in_one_line(rows: str, expected: str, tmp_pat
 
 def settings_file(folder: Path, text: str) -> Path:
     write_pages(folder / "pages.jsonl")
-    (folder / "films.toml").write_text(text)
+    (folder / "films.toml").write_text(text, "utf-8")
     return folder / "films.toml"
 
 

@@ -145,14 +145,14 @@ def test_force_replaces_only_exports(recorded: Path, tmp_path: Path) -> None:
     config = ExportConfig(format="metrics")
     mine = tmp_path / "mine"
     mine.mkdir()
-    (mine / "thesis.tex").write_text("years of work")
+    (mine / "thesis.tex").write_text("years of work", "utf-8")
     (tmp_path / "link").symlink_to(mine)
     for out in (mine, tmp_path / "link", recorded, tmp_path / "mine" / "thesis.tex"):
         with pytest.raises(InvalidInput, match="which exists; name a new folder, or give --force"):
             export_run(recorded, out, config)
         with pytest.raises(InvalidInput, match="--force replaces only earlier exports"):
             export_run(recorded, out, config, force=True)
-    assert (mine / "thesis.tex").read_text() == "years of work"
+    assert (mine / "thesis.tex").read_text("utf-8") == "years of work"
     for format_name in ("metrics", "openai"):
         export_run(recorded, tmp_path / "out", ExportConfig(format=format_name), force=True)
     assert not (tmp_path / "out" / "metrics.csv").exists()

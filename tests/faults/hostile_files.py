@@ -218,8 +218,8 @@ PROGRAMS: tuple[str, ...] = (
 def prepare(place: Path) -> Path:
     """Make a folder to work in, with a run that took one step."""
     (place / "runs").mkdir()
-    (place / "agent.py").write_text(AGENT)
-    (place / "corpus.jsonl").write_text('{"title": "Alba", "text": "A river."}\n')
+    (place / "agent.py").write_text(AGENT, "utf-8")
+    (place / "corpus.jsonl").write_text('{"title": "Alba", "text": "A river."}\n', "utf-8")
     (place / "hotpotqa.json").write_bytes(rows_file("hotpotqa"))
     before = os.getcwd()
     os.chdir(place)

@@ -44,7 +44,7 @@ def no_strace() -> str | None:
     """Return why strace cannot trace a process here, None if it can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    tried = subprocess.run(["strace", "-qq", "-e", "trace=none", "true"], capture_output=True, text=True)
+    tried = subprocess.run(["strace", "-qq", "-e", "trace=none", "true"], capture_output=True, encoding="utf-8")
     return None if tried.returncode == 0 else f"strace cannot trace a process: {tried.stderr.strip()}"
 
 
@@ -55,7 +55,7 @@ def kill_at_every_call(size: Size, disk: Disk | None = None) -> Outcome:
         saved, log = SavedRun(Path(place)), Path(place) / "calls"
         saved.reset()
         _traced(saved, disk, ["-y", "-o", str(log)])
-        calls = _calls(log.read_text())
+        calls = _calls(log.read_text("utf-8"))
         most = len(calls) if size.injections >= MIN_CALLS else size.injections
         for call in (calls[number * len(calls) // most] for number in range(most)):
             saved.reset()
@@ -85,7 +85,7 @@ def _traced(saved: SavedRun, disk: Disk, options: Sequence[str]) -> bool:
     waiting, telling = FORK.Pipe(duplex=False)
     child = Child(_save, saved, disk, waiting)
     command = ["strace", "-f", "-qq", "-p", str(child.pid), "-e", f"trace={','.join(CALLS)}", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as tracer:
         _await_tracer(child.pid, tracer)
         telling.send("go")
         return child.wait().killed
@@ -100,7 +100,7 @@ def _save(saved: SavedRun, disk: Disk, waiting: Connection) -> None:
 
 def _await_tracer(pid: int, tracer: subprocess.Popen[str]) -> None:
     until = time.monotonic() + ATTACH_SECONDS
-    while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text():
+    while "TracerPid:\t0" in Path(f"/proc/{pid}/status").read_text("utf-8"):
         if tracer.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"strace does not trace process {pid}: {tracer.communicate()[1]}")
         time.sleep(0.001)

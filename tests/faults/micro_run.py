@@ -154,8 +154,8 @@ def run_until_killed(position: int, folder: Path, log: Path, scenario: Scenario,
 def find_violations(folder: Path, log: Path) -> list[str]:
     """Return the violations in the files of a stopped run: broken invariants, and recorded events that are lost."""
     if not is_run(folder):
-        return [f"{folder} is gone"] if log.exists() and log.read_text() else []
+        return [f"{folder} is gone"] if log.exists() and log.read_text("utf-8") else []
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         present = {line for (line,) in connection.execute(RECORDED)}
-    lost = set(log.read_text().splitlines()) - present if log.exists() else set()
+    lost = set(log.read_text("utf-8").splitlines()) - present if log.exists() else set()
     return [*verify(folder).violations, *(f"recorded and lost: {name}" for name in sorted(lost))]

@@ -62,7 +62,7 @@ class Faults:
         if self.leaking:
             self.kept.append(bytearray(os.urandom(4096) * (LEAK // 4096)))
             if len(self.kept) % 10 == 0:
-                self.kept.append(open(os.devnull))  # noqa: SIM115
+                self.kept.append(open(os.devnull, encoding="utf-8"))  # noqa: SIM115
 
 
 GIVEN: Mapping[str, Any] = {

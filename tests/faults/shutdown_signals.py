@@ -66,7 +66,7 @@ def _resume(folder: Path, breaking: Break) -> None:
 def _command(*arguments: str) -> None:
     """Run the program in this process, which it ends."""
     sys.argv = ["agent-r1", *arguments, "--quiet", "--json"]
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         cli.enter()
 
 

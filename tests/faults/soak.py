@@ -130,7 +130,7 @@ class ResourceWatch(SilentProgress):
             self.samples.append(self._sample())
 
     def _sample(self) -> Sample:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
         mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
         return Sample(time.monotonic() - self._began, mib, len(os.listdir("/proc/self/fd")), threading.active_count())
 

@@ -52,7 +52,7 @@ def _both(folder: Path, position: int, expected: RunResult, breaking: Break) -> 
         return [f"the first was not suspended but ended: {first.wait().error}"]
     output = folder.with_name(f"{folder.name}.stderr")
     second = Child(_resume, folder, output, breaking).wait().error
-    broken = list(_check_refusal(second, output.read_text(), first.pid))
+    broken = list(_check_refusal(second, output.read_text("utf-8"), first.pid))
     first.resume()
     ended = first.wait()
     broken += (

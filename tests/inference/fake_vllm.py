@@ -347,7 +347,8 @@ def write_python(path: Path) -> Path:
             export PYTHONPATH={tests}:{tests.parent}
             exec {sys.executable} -m inference.fake_vllm "$@"
             """
-        )
+        ),
+        "utf-8",
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path

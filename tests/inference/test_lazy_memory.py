@@ -26,7 +26,7 @@ def test_only_the_part_that_was_written_takes_memory() -> None:
 
 
 def test_a_tensor_can_be_larger_than_the_memory_of_the_machine() -> None:
-    pages = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    pages = next(line for line in Path("/proc/meminfo").read_text("utf-8").splitlines() if line.startswith("MemTotal"))
     kib = int(pages.split()[1])
     tensor = lazy_zeros((2 * kib, 1024), torch.uint8)
     tensor[-1, -1] = 7

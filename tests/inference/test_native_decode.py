@@ -226,7 +226,8 @@ def fake_compiler(folder: Path, command: str) -> str:
     """Return a compiler that appends a line to the file ``calls`` and runs ``command``."""
     path = folder / "compiler"
     path.write_text(
-        f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit; fi\necho call >> {folder}/calls\n{command}\n'
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit; fi\necho call >> {folder}/calls\n{command}\n',
+        "utf-8",
     )
     path.chmod(0o755)
     return str(path)
@@ -250,7 +251,7 @@ def test_the_library_is_compiled_once_if_several_callers_need_it(
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(load_library.__wrapped__, [compiler] * 4))
     assert all(isinstance(library, NativeLibrary) and library.compiler == "fake 1.0" for library in found)
-    assert (tmp_path / "calls").read_text() == "call\n"
+    assert (tmp_path / "calls").read_text("utf-8") == "call\n"
 
 
 def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ time.sleep(600)
 @pytest.fixture
 def server_file(tmp_path: Path) -> Path:
     file = tmp_path / "server.py"
-    file.write_text(SERVER)
+    file.write_text(SERVER, "utf-8")
     return file
 
 
@@ -53,16 +53,16 @@ def server_file(tmp_path: Path) -> Path:
 def log(tmp_path: Path) -> Iterator[Path]:
     log = tmp_path / "log"
     yield log
-    for name in log.read_text().split():
+    for name in log.read_text("utf-8").split():
         if name.startswith("psm_"):
             (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def segments(log: Path) -> list[Path]:
     """Wait until both processes of the server have their segment, and return the files of the segments."""
-    while not log.exists() or log.read_text().count("psm_") < 2:
+    while not log.exists() or log.read_text("utf-8").count("psm_") < 2:
         time.sleep(0.02)
-    found = [SHARED_MEMORY / name for name in log.read_text().split()]
+    found = [SHARED_MEMORY / name for name in log.read_text("utf-8").split()]
     assert all(file.exists() for file in found)
     return found
 
@@ -75,7 +75,7 @@ def test_a_server_leaves_no_shared_memory(end: str, server_file: Path, log: Path
     if end == "kill":
         server.kill()
     if end == "crash":
-        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text()
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text("utf-8")
         os.kill(int(children.split()[0]), signal.SIGKILL)
         while server.is_running:
             time.sleep(0.02)

@@ -184,7 +184,7 @@ def test_a_broken_adapter_is_refused_with_one_line(changes: dict[str, Any], said
     model = adapted(base=str(tmp_path / "base"))
     save_weights(tmp_path / "adapter", model, trained_weights(model))
     file = tmp_path / "adapter" / ADAPTER_CONFIG
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
     with pytest.raises(InvalidInput) as refused:
         load_model(str(tmp_path / "adapter"), torch.float32)
     assert said in str(refused.value) and "\n" not in str(refused.value)

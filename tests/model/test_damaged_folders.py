@@ -24,13 +24,13 @@ def damage(folder: Path, rng: random.Random) -> None:
     path = folder / rng.choice(FILES)
     kind = rng.choice(("value", "value", "value", "bytes", "cut", "loop", "folder", "remove", "nesting"))
     if kind == "value" and path.suffix == ".json":
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text("utf-8"))
         data[rng.choice(sorted(data))] = rng.choice(VALUES)
-        path.write_text(json.dumps(data))
+        path.write_text(json.dumps(data), "utf-8")
     elif kind == "cut":
         path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
     elif kind == "nesting":
-        path.write_text("[" * 100_000)
+        path.write_text("[" * 100_000, "utf-8")
     elif kind in ("loop", "folder", "remove"):
         path.unlink()
         if kind == "loop":

@@ -73,11 +73,13 @@ def test_the_pooling_that_a_folder_declares_is_used(folder: Path, tmp_path: Path
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / POOLING_FILE).parent.mkdir()
-    (copy / POOLING_FILE).write_text(json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}))
+    (copy / POOLING_FILE).write_text(
+        json.dumps({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}), "utf-8"
+    )
     assert (load(folder).pooling, load(copy).pooling) == ("mean", "cls")
     with pytest.raises(InvalidInput, match=r"pooling: got 'mean'.*use 'cls'"):
         load(copy, "mean")
-    (copy / POOLING_FILE).write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    (copy / POOLING_FILE).write_text(json.dumps({"pooling_mode_lasttoken": True}), "utf-8")
     with pytest.raises(InvalidInput, match="pools in another way"):
         load(copy)
 

@@ -47,7 +47,7 @@ def forget() -> None:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site" / MODULE
     folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise ImportError('it needs a compiled library')")
+    (folder / "__init__.py").write_text("raise ImportError('it needs a compiled library')", "utf-8")
     monkeypatch.syspath_prepend(tmp_path / "site")
     return folder
 
@@ -124,7 +124,7 @@ def test_an_encoder_in_a_zip_archive_loads(package: Path, tmp_path: Path, monkey
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     BertModel(BertConfig(vocab_size=len(hermes_tokenizer()), **sizes)).save_pretrained(made)
     (made / "1_Pooling").mkdir()
-    (made / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (made / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', "utf-8")
     with zipfile.ZipFile(package / "model.zip", "w") as archive:
         for file in made.rglob("*"):
             archive.write(file, file.relative_to(made))
@@ -173,7 +173,7 @@ def test_a_damaged_package_is_an_error_that_names_its_file(size: int, small: Nam
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(small: NamedModel, own_cache: Path) -> None:
     own_cache.parent.parent.mkdir()
-    own_cache.parent.write_text("a file")
+    own_cache.parent.write_text("a file", "utf-8")
     assert refusal("small").startswith(f"cache: got {own_cache}: ")
 
 

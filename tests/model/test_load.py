@@ -56,12 +56,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("eos_token_id", "expected"), [(7, (7,)), ([7, 5], (7, 5)), (None, ())])
 def test_stop_tokens_come_from_generation_config(folder: Path, eos_token_id: object, expected: object) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_token_id}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_token_id}), "utf-8")
     assert load_stop_ids(str(folder)) == expected
 
 
 def test_without_generation_config_there_are_no_stop_tokens_and_a_broken_one_is_an_error(folder: Path) -> None:
-    (folder / "generation_config.json").write_text("{")
+    (folder / "generation_config.json").write_text("{", "utf-8")
     with pytest.raises(InvalidInput, match="generation_config"):
         load_stop_ids(str(folder))
     (folder / "generation_config.json").unlink()
@@ -131,12 +131,12 @@ def one_weight_less(folder: Path) -> None:
 
 
 def other_width(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}), "utf-8")
 
 
 def broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
+    (folder / "config.json").write_text("{", "utf-8")
 
 
 def an_encoder_decoder(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_folder_without_a_tokenizer_is_an_error_and_not_an_empty_tokenizer(fol
 
 
 def test_a_broken_tokenizer_is_an_error_of_one_line(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{")
+    (folder / "tokenizer.json").write_text("{", "utf-8")
     with pytest.raises(InvalidInput) as caught:
         load_tokenizer(str(folder))
     assert "\n" not in str(caught.value)
@@ -240,6 +240,6 @@ def test_weights_in_a_pickle_are_not_read(folder: Path) -> None:
 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("{}")
+    (tmp_path / "file").write_text("{}", "utf-8")
     with pytest.raises(InvalidInput, match="is not a folder"):
         load_model(str(tmp_path / "file"), torch.float32)

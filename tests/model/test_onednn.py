@@ -107,7 +107,7 @@ def test_small_models_other_types_and_other_processors_keep_their_layers(
     use_onednn(small)
     use_onednn(half)
     monkeypatch.undo()
-    (tmp_path / "cpuinfo").write_text("vendor_id : GenuineIntel\n")
+    (tmp_path / "cpuinfo").write_text("vendor_id : GenuineIntel\n", "utf-8")
     monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
     is_onednn_faster.cache_clear()
     use_onednn(other)
@@ -121,7 +121,7 @@ def test_small_models_other_types_and_other_processors_keep_their_layers(
 def test_onednn_counts_as_faster_on_amd_with_avx512_only(
     vendor: str, capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n", "utf-8")
     monkeypatch.setattr(onednn, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     is_onednn_faster.cache_clear()
@@ -194,7 +194,7 @@ def test_products_with_any_number_of_rows_use_few_shapes() -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_different_batches() -> None:
-    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True).stdout
+    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, encoding="utf-8", check=True).stdout
     assert float(grown) < 60  # MB; without padding 860
 
 

@@ -31,7 +31,7 @@ def test_a_missing_base_is_pretrained_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(bases, "PRETRAIN", ("-c", PRETRAIN))
     base = prepare_base(2, tmp_path, SilentProgress())
     assert base == Base(2, str(tmp_path / "base-2"), base.digest)
-    assert (tmp_path / "base-2" / "model.safetensors").read_text() == "--seed 2"
+    assert (tmp_path / "base-2" / "model.safetensors").read_text("utf-8") == "--seed 2"
     monkeypatch.setattr(bases, "PRETRAIN", ("-c", "raise SystemExit('not again')"))
     assert prepare_base(2, tmp_path, SilentProgress()) == base
     (tmp_path / "base-2" / "recipe.json").unlink()  # an interrupted pretraining

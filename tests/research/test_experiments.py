@@ -116,7 +116,7 @@ def test_a_saved_result_is_loaded_unchanged(tmp_path):
     assert load_result(path) is None
     save_result(path, result)
     assert repr(load_result(path)) == repr(result)
-    path.write_text(path.read_text()[:-20])
+    path.write_text(path.read_text("utf-8")[:-20], "utf-8")
     with pytest.raises(InvalidInput, match="remove this file"):
         load_result(path)
 

@@ -198,7 +198,7 @@ def test_commands_in_the_report_parse_and_its_tables_are_complete() -> None:
 
 
 def test_an_unwritable_report_is_an_error_and_no_results_are_no_report(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", "utf-8")
     with pytest.raises(InvalidInput, match="results of the experiments are kept"):
         write_report(make_report(results()), tmp_path / "file" / "results.md")
     assert write_report(make_report([]), tmp_path / "results.md") == ()

@@ -76,7 +76,7 @@ def test_a_failure_does_not_stop_the_other_experiments(here):
     assert (failure.method, failure.base, failure.seed) == ("broken", 0, 0) and "./none" in failure.reason
     with pytest.raises(ExperimentsFailed, match=r"1 of 2 experiments failed: broken base 0 seed 0: .*none"):
         comparison.raise_failures()
-    text = (here / "docs" / "results.md").read_text()
+    text = (here / "docs" / "results.md").read_text("utf-8")
     assert "python -m research.paper --seeds 1 --bases 1 --steps 1 --n 4 --out docs/results.md\n" in text
     assert "- broken, base 0, seed 0: " in text and "There are no runs of: Broken." in text
     assert (here / "docs" / "learning_curves.svg").stat().st_size > 1000
@@ -124,7 +124,7 @@ def test_a_report_of_what_is_finished_runs_nothing(here):
     finished = compare(CONFIG.model_copy(update={"finished": True}), SilentProgress(), (NAIVE_RAG, GRPO))
     assert [result.method for result in finished.outcomes.results] == ["naive-rag"]
     assert not list(here.glob("runs/paper/grpo*"))
-    assert "1 of 2 were made" in (here / "docs" / "results.md").read_text()
+    assert "1 of 2 were made" in (here / "docs" / "results.md").read_text("utf-8")
 
 
 def test_cancelling_ends_the_processes_and_keeps_no_partial_result(here):

@@ -24,7 +24,7 @@ from agent_r1.tasksets.multihop.questions import read_questions
 @pytest.fixture
 def config(tmp_path: Path, encoder_folder: Path, passages) -> SearchConfig:
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in passages))
+    corpus.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in passages), "utf-8")
     return SearchConfig(corpus=corpus, encoder=str(encoder_folder), cache=tmp_path / "cache")
 
 
@@ -131,14 +131,14 @@ def test_damaged_vectors_are_computed_again(damage: str, config: SearchConfig) -
     elif damage == "remove":
         vectors.unlink()
     else:
-        (vectors.parent / "manifest.json").write_text("{")
+        (vectors.parent / "manifest.json").write_text("{", "utf-8")
     assert open_dense(config, passages).search(["lake"], 3) == first
     assert vectors.read_bytes() == whole
     assert {path.name for path in config.cache.iterdir()} == {vectors.parent.name, f".{vectors.parent.name}.lock"}
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(config: SearchConfig, passages) -> None:
-    config.cache.write_text("a file")
+    config.cache.write_text("a file", "utf-8")
     with pytest.raises(InvalidInput, match=r"cache: got .*; name a writable folder"):
         open_dense(config, passages)
 
@@ -153,11 +153,11 @@ def test_the_cache_key_depends_on_passage_borders() -> None:
 
 def test_a_toml_file_describes_a_search(config: SearchConfig, tmp_path: Path) -> None:
     path = tmp_path / "search.toml"
-    path.write_text(f'corpus = "corpus.jsonl"\nencoder = "{config.encoder}"\ncache = "{config.cache}"\n')
+    path.write_text(f'corpus = "corpus.jsonl"\nencoder = "{config.encoder}"\ncache = "{config.cache}"\n', "utf-8")
     index = open_retriever(path)
     assert isinstance(index, DenseIndex)
     assert index.search(["a king"], 1)[0][0].title == "Bruno"
-    path.write_text('corpus = "corpus.jsonl"\npoolin = "cls"\n')
+    path.write_text('corpus = "corpus.jsonl"\npoolin = "cls"\n', "utf-8")
     with pytest.raises(InvalidInput, match="did you mean 'pooling'"):
         open_retriever(path)
 

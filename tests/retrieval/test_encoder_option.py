@@ -25,7 +25,9 @@ def questions(passages: tuple[Passage, ...], tmp_path: Path) -> Path:
         "supporting_facts": [["Bruno", 0]],
     }
     path = tmp_path / "hotpot.json"
-    path.write_text(json.dumps([question | {"_id": str(n), "question": f"Who was king {n}?"} for n in range(4)]))
+    path.write_text(
+        json.dumps([question | {"_id": str(n), "question": f"Who was king {n}?"} for n in range(4)]), "utf-8"
+    )
     return path
 
 
@@ -40,7 +42,7 @@ def test_the_search_of_a_task_set_uses_the_encoder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("\n".join(json.dumps({"title": one.title, "text": one.text}) for one in passages))
+    corpus.write_text("\n".join(json.dumps({"title": one.title, "text": one.text}) for one in passages), "utf-8")
     taskset = build("hotpotqa", questions, corpus if from_file else None, 0, encoder=str(encoder_folder))
 
     async def search() -> str:

@@ -360,7 +360,7 @@ def test_naive_rag_does_not_use_an_error_as_a_passage() -> None:
 
 def start(corpus: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
     command = [sys.executable, "-m", "agent_r1.cli", "retriever", "--corpus", str(corpus), "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline() or "{}")
 
@@ -368,7 +368,7 @@ def start(corpus: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
 @pytest.fixture
 def corpus(tmp_path: Path, passages) -> Path:
     path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in passages))
+    path.write_text("\n".join(json.dumps({"title": p.title, "text": p.text}) for p in passages), "utf-8")
     return path
 
 

@@ -141,9 +141,9 @@ def test_a_damaged_file_in_the_cache_is_replaced(serve: Serve, group: list[Traje
     grade(server, group, tmp_path)
     (file,) = tmp_path.glob("*.json")
     for damaged in ("[0.5", "[0.5]", '{"a": 1}', "[0.5, NaN]"):
-        file.write_text(damaged)
+        file.write_text(damaged, "utf-8")
         assert grade(server, group, tmp_path) == [1.0, 0.0, 1.0]
-    assert json.loads(file.read_text()) in ([1.0, 0.0], [0.0, 1.0])
+    assert json.loads(file.read_text("utf-8")) in ([1.0, 0.0], [0.0, 1.0])
 
 
 def failing(text: str, status: int = 200, **headers: str) -> Answer:
@@ -227,7 +227,7 @@ def test_the_api_key_is_sent_and_appears_nowhere_else(
     assert server.keys == [f"Bearer {KEY}"]
     assert isinstance(reason, Unscored) and "wrong key Bearer ***" in reason.reason and KEY not in reason.reason
     grade(serve(grade_bruno), group, tmp_path, api_key_env="JUDGE_KEY")
-    assert KEY not in caplog.text and all(KEY not in file.read_text() for file in tmp_path.iterdir())
+    assert KEY not in caplog.text and all(KEY not in file.read_text("utf-8") for file in tmp_path.iterdir())
 
 
 def test_a_key_with_a_line_end_is_sent_without_it(
@@ -244,7 +244,7 @@ def test_a_missing_key_and_a_wrong_setting_are_refused_in_one_line(
 ) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     file = tmp_path / "judge.toml"
-    file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\napi_key_env = "JUDGE_KEY"\n')
+    file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\napi_key_env = "JUDGE_KEY"\n', "utf-8")
     with pytest.raises(InvalidInput, match="JUDGE_KEY, which is not set"):
         load_judge(file)
     monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nanother line")
@@ -253,7 +253,7 @@ def test_a_missing_key_and_a_wrong_setting_are_refused_in_one_line(
     assert KEY not in str(refused.value)
     monkeypatch.setenv("JUDGE_KEY", KEY)
     assert load_judge(file).tries == 3
-    file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\nseconds = 0\n')
+    file.write_text('url = "http://127.0.0.1:1/v1"\nmodel = "m"\nseconds = 0\n', "utf-8")
     with pytest.raises(InvalidInput, match="seconds"):
         load_judge(file)
 

@@ -73,7 +73,7 @@ def test_a_reward_model_tells_successes_from_failures_at_tasks_that_it_has_not_s
     assert report.evaluation.model.auc > 0.95 and report.evaluation.model.within_tasks > 0.95
     assert report.losses[-1] < report.losses[0]
     assert all(0.2 < one.auc < 0.8 for one in report.evaluation.baselines.values())
-    stored = json.loads((tmp_path / "rm" / "reward_model.json").read_text())
+    stored = json.loads((tmp_path / "rm" / "reward_model.json").read_text("utf-8"))
     assert stored["evaluation"]["model"]["auc"] == report.evaluation.model.auc and stored["runs"] == ["run"]
 
     good, bad = (make.trajectory(make.chain(([150, 151], [250]), ([350], [token]))) for token in (GOOD, BAD))
@@ -144,7 +144,7 @@ def test_a_reward_model_refuses_a_policy_with_other_tokens(run: Path, tmp_path: 
     fit(run, tmp_path / "rm", epochs=1)
     with pytest.raises(InvalidInput, match="another vocabulary than the policy"):
         load_reward_model(tmp_path / "rm", byte_tokenizer())
-    (tmp_path / "rm" / "reward_model.json").write_text('{"format": 1}')
+    (tmp_path / "rm" / "reward_model.json").write_text('{"format": 1}', "utf-8")
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_reward_model(tmp_path / "rm", load_tokenizer(str(TINY_BASE_FOLDER)))
 

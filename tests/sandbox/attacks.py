@@ -99,7 +99,7 @@ def holds_token(fd: int, targets: Any) -> bool:
 @attack
 def write_beside_secret(targets: Any) -> bool:
     path = os.path.join(targets["folder"], "written")
-    open(path, "w").close()
+    open(path, "w", encoding="utf-8").close()
     os.unlink(path)
     return True
 
@@ -107,7 +107,7 @@ def write_beside_secret(targets: Any) -> bool:
 @attack
 def write_root_folder(targets: Any) -> bool:
     path = f"/written-{os.getpid()}"
-    open(path, "w").close()
+    open(path, "w", encoding="utf-8").close()
     os.unlink(path)
     return True
 
@@ -126,7 +126,7 @@ def write_interpreter(targets: Any) -> bool:
 
 @attack
 def write_kernel_setting(targets: Any) -> bool:
-    open("/proc/sys/kernel/core_pattern", "r+").close()
+    open("/proc/sys/kernel/core_pattern", "r+", encoding="utf-8").close()
     return True
 
 

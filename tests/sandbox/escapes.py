@@ -33,7 +33,7 @@ from agent_r1.sandbox.process import ExecutionResult, run_program, start_process
 from agent_r1.sandbox.sandbox import Sandbox, verify_isolation
 from tests.sandbox.attacks import ATTACKS
 
-SOURCE = (Path(__file__).parent / "attacks.py").read_text()
+SOURCE = (Path(__file__).parent / "attacks.py").read_text("utf-8")
 LIMITS = Limits(seconds=10, memory=128 * 2**20, processes=8, disk=2**20, open_files=32)
 NAMES = tuple(ATTACKS)
 MAX_CONCURRENT = 4
@@ -112,7 +112,7 @@ def make_targets() -> Iterator[dict[str, Any]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-r1-"))
         os.chmod(folder, 0o755)  # so that file permissions cannot stand in for the layer
         secret = Path(folder, "secret")
-        secret.write_text(token)
+        secret.write_text(token, "utf-8")
         leaked = os.open(secret, os.O_RDONLY)
         stack.callback(os.close, leaked)
         os.set_inheritable(leaked, True)

@@ -16,7 +16,7 @@ LIMITS = {"memory": ("memory", "memory.limit_in_bytes"), "": (".", "memory.max")
 
 def can_limit_memory() -> bool:
     """Return whether this process may make a cgroup with a memory limit, tried without the package's own code."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines()]
     for folder, file, group in ((*LIMITS[names], group) for _, names, group in lines if names in LIMITS):
         child = Path("/sys/fs/cgroup", folder, group.lstrip("/"), f"cgroup-test-{os.getpid()}")
         try:
@@ -25,7 +25,7 @@ def can_limit_memory() -> bool:
             continue
         try:
             if (child / file).exists():
-                (child / file).write_text(f"{2**28}")
+                (child / file).write_text(f"{2**28}", "utf-8")
                 return True
         except OSError:
             continue

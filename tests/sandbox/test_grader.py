@@ -121,7 +121,7 @@ def test_a_sandbox_that_does_not_start_gives_no_verdict(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho no more namespaces >&2; exit 1\n")
+    broken.write_text("#!/bin/sh\necho no more namespaces >&2; exit 1\n", "utf-8")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     verdict = grade(sandbox, "def f(x): return 1", "assert f(1)")

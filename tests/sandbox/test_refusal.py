@@ -38,7 +38,7 @@ def test_without_seccomp_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_bubblewrap_that_cannot_start_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a namespace' >&2; exit 1\n")
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a namespace' >&2; exit 1\n", "utf-8")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(probe, "pyseccomp", object())

@@ -122,7 +122,7 @@ def test_equal_programs_print_equal_sets(sandbox: Sandbox) -> None:
 
 
 def test_programs_import_only_from_the_given_packages(sandbox: Sandbox, tmp_path: Any) -> None:
-    (tmp_path / "gift.py").write_text("value = 5")
+    (tmp_path / "gift.py").write_text("value = 5", "utf-8")
     os.chmod(tmp_path, 0o755)
     config = sandbox.config.model_copy(update={"packages": (tmp_path,)})
     assert run(Sandbox(config), "import gift; print(gift.value)").stdout.text == "5\n"
@@ -132,7 +132,7 @@ def test_programs_import_only_from_the_given_packages(sandbox: Sandbox, tmp_path
 def test_the_example_in_the_documentation_prints_what_it_says(
     sandbox: Sandbox, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
     asyncio.run(names["examples"]())
@@ -241,7 +241,7 @@ asyncio.run(main())
 """
     read, write = os.pipe()
     command = [sys.executable, "-c", trainer, str(write)]
-    with subprocess.Popen(command, pass_fds=[write], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, pass_fds=[write], stdout=subprocess.PIPE, encoding="utf-8") as process:
         os.close(write)
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         time.sleep(0.3)

@@ -18,7 +18,7 @@ from agent_r1.store.schema import SCHEMA_VERSION
 def test_the_configuration_is_stored_in_a_file_and_in_the_database(folder: Path) -> None:
     config = {"task": "tinywiki", "trainer": {"learning_rate": 1e-3}, "betas": [0.9, 0.95]}
     create_run(folder, config).close()
-    assert json.loads((folder / "config.json").read_text()) == config
+    assert json.loads((folder / "config.json").read_text("utf-8")) == config
     with closing(RunReader(folder)) as reader:
         assert reader.config() == config
 
@@ -38,7 +38,7 @@ def test_a_dangling_link_counts_as_existing(folder: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_invalid_input(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file where a folder should be")
+    (tmp_path / "runs").write_text("a file where a folder should be", "utf-8")
     with pytest.raises(InvalidInput, match="give a --run in a folder that can be written"):
         create_run(tmp_path / "runs" / "demo", {})
 
@@ -99,7 +99,7 @@ def test_an_older_schema_is_refused_in_one_line_that_says_what_to_do(folder: Pat
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run\.db"):
         RunReader(tmp_path)
-    (tmp_path / "run.db").write_text("not a database at all, " * 100)
+    (tmp_path / "run.db").write_text("not a database at all, " * 100, "utf-8")
     with pytest.raises(InvalidInput, match="file is not a database"):
         RunReader(tmp_path)
     (tmp_path / "run.db").write_bytes(b"")

@@ -101,14 +101,14 @@ def test_checkpoints_and_the_model_have_digests_too(resumed: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"sha256": "0", "tables": {}}', "\0"])
 def test_a_digest_file_that_cannot_be_read_is_a_violation(content: str, uninterrupted: Path) -> None:
-    (uninterrupted / DIGEST_FILE).write_text(content)
+    (uninterrupted / DIGEST_FILE).write_text(content, "utf-8")
     assert verify(uninterrupted).violations[0].startswith(f"rows: {DIGEST_FILE} cannot be read")
 
 
 def test_a_digest_file_that_was_edited_is_a_violation(uninterrupted: Path) -> None:
-    data = json.loads((uninterrupted / DIGEST_FILE).read_text())
+    data = json.loads((uninterrupted / DIGEST_FILE).read_text("utf-8"))
     data["tables"]["rewards"]["rows"] -= 1
-    (uninterrupted / DIGEST_FILE).write_text(json.dumps(data))
+    (uninterrupted / DIGEST_FILE).write_text(json.dumps(data), "utf-8")
     assert "its sha256 is not that of its tables" in verify(uninterrupted).violations[0]
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_is_opened_again_is_closed_again_with_all_rows(resumed: Path)
     after, report = read_digest(resumed / "run.db"), verify(resumed)
     assert before is not None and after is not None and after.rows > before.rows and report.is_valid
     assert (report.segments, report.rows, report.not_closed, report.rows_sha256) == (3, after.rows, 0, after.sha256)
-    assert RowsDigest.from_json(json.loads((resumed / DIGEST_FILE).read_text())) == after
+    assert RowsDigest.from_json(json.loads((resumed / DIGEST_FILE).read_text("utf-8"))) == after
 
 
 def test_a_run_that_another_process_opens_during_the_check_is_not_judged(

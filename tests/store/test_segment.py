@@ -127,7 +127,7 @@ def test_a_step_the_run_never_took_cannot_be_resumed_from(stopped: Path) -> None
 def test_a_missing_or_unreadable_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"holds no run\.db"):
         resume_run(tmp_path, 0)
-    (tmp_path / "run.db").write_text("not a database at all, " * 100)
+    (tmp_path / "run.db").write_text("not a database at all, " * 100, "utf-8")
     with pytest.raises(InvalidInput, match="file is not a database"):
         resume_run(tmp_path, 0)
 

@@ -262,7 +262,7 @@ BROKEN: dict[str, list[Break]] = {
     "checkpoints": [
         flip_bit("checkpoints/step-2/model.safetensors"),
         flip_bit("checkpoints/step-2/manifest.json"),
-        lambda folder: (folder / "checkpoints/step-2/more").write_text("more"),
+        lambda folder: (folder / "checkpoints/step-2/more").write_text("more", "utf-8"),
         other_weights("checkpoints/step-2"),
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-4"),
         lambda folder: (folder / "checkpoints/step-2").rename(folder / "checkpoints/step-5"),

@@ -218,7 +218,9 @@ asyncio.run(write(create_run(Path(sys.argv[1]), {})))
 
 @pytest.mark.parametrize("acknowledged", [1, 3, 20, 90])
 def test_a_killed_run_keeps_all_acknowledged_events(acknowledged: int, folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, encoding="utf-8"
+    ) as writer:
         assert writer.stdout is not None
         for _ in range(acknowledged):
             last = int(writer.stdout.readline())
@@ -253,7 +255,9 @@ writer.close()
 
 
 def test_a_failing_disk_stops_recording_and_keeps_acknowledged_events(folder: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, encoding="utf-8", check=True
+    )
     assert run.stdout.count("the run can no longer be written") == 2
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == [LogEvent("kept", "before")]

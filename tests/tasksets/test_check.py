@@ -26,7 +26,7 @@ PASSAGES = [{"title": f"Town {i}", "text": f"Town {i} is ruled by {row['answers'
 
 
 def lines(path: Path, rows: list[dict]) -> Path:
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     return path
 
 
@@ -36,7 +36,7 @@ def multihop(name: str) -> Callable[[Path], TaskSet]:
 
 def mixture(folder: Path) -> TaskSet:
     lines(folder / "q.jsonl", ROWS)
-    (folder / "mixture.toml").write_text('[test.towns]\ndata = "q.jsonl"\n')
+    (folder / "mixture.toml").write_text('[test.towns]\ndata = "q.jsonl"\n', "utf-8")
     return build("multihop", folder / "mixture.toml", lines(folder / "p.jsonl", PASSAGES), 0)
 
 

@@ -38,7 +38,7 @@ def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:
         for subject, number in (("algebra", 1), ("algebra", 2), ("geometry", 1)):
             path = tmp_path / split / subject / f"{number}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(MATH | {"problem": f"{split} {subject} {number}?"}, indent=4))
+            path.write_text(json.dumps(MATH | {"problem": f"{split} {subject} {number}?"}, indent=4), "utf-8")
     splits = read_splits(tmp_path, 0, read_problems, GIVEN_OUT)
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 3, "validation": 0, "test": 3}
     assert sorted(problem.id for problem in splits["test"]) == ["algebra/1", "algebra/2", "geometry/1"]
@@ -65,7 +65,7 @@ def test_an_invalid_row_is_reported_with_its_number(
 def test_an_invalid_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no JSON files"):
         read_problems(tmp_path)
-    (tmp_path / "1.json").write_text("[1]")
+    (tmp_path / "1.json").write_text("[1]", "utf-8")
     with pytest.raises(InvalidInput, match=r"1\.json: got list"):
         read_problems(tmp_path)
 

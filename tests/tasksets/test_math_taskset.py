@@ -77,13 +77,15 @@ def test_an_answer_that_kills_its_process_has_a_score(monkeypatch: pytest.Monkey
 
 def verifiers() -> list[int]:
     """Return the forked verifier processes."""
-    servers = [pid for pid in children(os.getpid()) if "math.verifier" in Path(f"/proc/{pid}/cmdline").read_text()]
+    servers = [
+        pid for pid in children(os.getpid()) if "math.verifier" in Path(f"/proc/{pid}/cmdline").read_text("utf-8")
+    ]
     return [pid for server in servers for pid in children(server)]
 
 
 def children(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return [int(pid) for task in tasks for pid in (task / "children").read_text("utf-8").split()]
 
 
 def test_an_endless_answer_is_wrong_without_being_parsed() -> None:
@@ -151,7 +153,7 @@ def test_episodes_have_separate_interpreters_that_are_closed(taskset: TaskSet, r
 
 
 def cmdline(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    return Path(f"/proc/{pid}/cmdline").read_text("utf-8")
 
 
 def test_a_missing_package_is_reported_in_one_line(rows_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ ALIASES = [
 
 
 def lines(path: Path, *rows: Any) -> Path:
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     return path
 
 
@@ -90,7 +90,7 @@ def test_only_answerable_questions_of_musique_are_used(tmp_path: Path) -> None:
 
 def test_2wiki_with_its_alias_file(tmp_path: Path) -> None:
     lines(tmp_path / "id_aliases.json", *ALIASES)
-    (tmp_path / "dev.json").write_text(json.dumps([TWO_WIKI]))
+    (tmp_path / "dev.json").write_text(json.dumps([TWO_WIKI]), "utf-8")
     (question,) = read_questions(tmp_path / "dev.json")
     assert question.answers == ("Malga", "Malga B.", "Malgan")
     assert question.supporting == ("X", "Xaver")

@@ -14,7 +14,7 @@ from agent_r1.tasksets.multihop.mixture import read_mixture
 
 def write(folder: Path, name: str, numbers: range, word: str = "") -> None:
     rows = [{"id": str(n), "question": f"{word or name} {n}?", "answer": f"A{n}"} for n in numbers]
-    (folder / f"{name}.json").write_text(json.dumps(rows))
+    (folder / f"{name}.json").write_text(json.dumps(rows), "utf-8")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path, "wiki", range(60))
     write(tmp_path, "hotpot-dev", range(90, 120), word="hotpot")  # ten of its questions are also in the training file
     write(tmp_path, "musique", range(12))
-    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Alba", "text": "A river."}))
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"title": "Alba", "text": "A river."}), "utf-8")
     return tmp_path
 
 
@@ -49,7 +49,7 @@ data = "musique.json"
 
 def mixture_file(folder: Path, text: str = MIXTURE) -> Path:
     path = folder / "mixture.toml"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return path
 
 

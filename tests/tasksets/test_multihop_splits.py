@@ -27,7 +27,7 @@ def texts_of(splits: Splits) -> dict[str, list[str]]:
 
 def write(folder: Path, name: str, texts: list[str]) -> Path:
     path = folder / name
-    path.write_text(json.dumps([{"question": text, "answer": "x"} for text in texts]))
+    path.write_text(json.dumps([{"question": text, "answer": "x"} for text in texts]), "utf-8")
     return path
 
 
@@ -95,13 +95,13 @@ def test_only_divided_files_have_a_split_of_all_questions(tmp_path: Path) -> Non
 
 def passages(folder: Path) -> Path:
     path = folder / "passages.jsonl"
-    path.write_text('{"title": "Alba", "text": "A town."}')
+    path.write_text('{"title": "Alba", "text": "A town."}', "utf-8")
     return path
 
 
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
     write(tmp_path, "train.json", ["a", "b"])
-    (tmp_path / "test.jsonl").write_text('{"question": "c", "answer": "x"}')
+    (tmp_path / "test.jsonl").write_text('{"question": "c", "answer": "x"}', "utf-8")
     splits = texts_of(read_splits(tmp_path, 0, read_questions))
     assert {split: sorted(texts) for split, texts in splits.items()} == {
         "train": ["a", "b"],

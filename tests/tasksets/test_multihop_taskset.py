@@ -43,13 +43,15 @@ def official(number: int) -> dict[str, Any]:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "hotpot.json"
-    path.write_text(json.dumps([official(number) for number in range(20)]))
+    path.write_text(json.dumps([official(number) for number in range(20)]), "utf-8")
     return path
 
 
 def corpus_of(folder: Path, *titles: str) -> Path:
     path = folder / "corpus.jsonl"
-    path.write_text("\n".join(json.dumps({"title": title, "text": f"{title} is a place."}) for title in titles))
+    path.write_text(
+        "\n".join(json.dumps({"title": title, "text": f"{title} is a place."}) for title in titles), "utf-8"
+    )
     return path
 
 
@@ -146,7 +148,7 @@ def test_recall_counts_supporting_titles(data: Path, tmp_path: Path) -> None:
 
 def test_there_is_no_recall_without_supporting_titles(data: Path, tmp_path: Path) -> None:
     rows = [{"question": f"q{i}?", "answer": "x"} for i in range(5)]
-    data.write_text(json.dumps(rows))
+    data.write_text(json.dumps(rows), "utf-8")
     assert build("2wiki", data, corpus_of(tmp_path, "X"), 0).retrieval is None
 
 
@@ -170,7 +172,7 @@ def test_a_given_corpus_replaces_the_questions_passages(data: Path, tmp_path: Pa
 
 
 def test_a_corpus_is_required_without_passages(data: Path) -> None:
-    data.write_text(json.dumps([{"question": f"q{i}?", "answer": "x"} for i in range(5)]))
+    data.write_text(json.dumps([{"question": f"q{i}?", "answer": "x"} for i in range(5)]), "utf-8")
     with pytest.raises(InvalidInput, match="--corpus for musique: got nothing"):
         build("musique", data, None, 0)
 
@@ -183,7 +185,7 @@ def test_a_data_file_is_required() -> None:
 
 def test_without_validation_questions_the_last_step_is_kept(tmp_path: Path) -> None:
     for split, numbers in (("train", range(4)), ("test", range(4, 6))):
-        (tmp_path / f"{split}.json").write_text(json.dumps([official(number) for number in numbers]))
+        (tmp_path / f"{split}.json").write_text(json.dumps([official(number) for number in numbers]), "utf-8")
     taskset = build("hotpotqa", tmp_path, None, 0)
     assert taskset.validation is None
     assert len(taskset.tasks("test")) == 2
@@ -221,7 +223,7 @@ agent_r1.tasksets.build("hotpotqa", pathlib.Path({str(data)!r}), None, 0)
 assert "bm25s" in sys.modules
 assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "transformers")]
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", timeout=600)
     assert done.returncode == 0, done.stderr
 
 

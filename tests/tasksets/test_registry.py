@@ -21,7 +21,7 @@ def build(seed, data=None):
 
 def write(path: Path, text: str = MODULE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return path
 
 

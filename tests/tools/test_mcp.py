@@ -198,7 +198,8 @@ def test_a_server_with_variables_and_a_folder(tmp_path: Path, live: Live) -> Non
     (tmp_path / "tell.py").write_text(
         "import os\nfrom mcp.server.mcpserver import MCPServer\nserver = MCPServer('tell')\n"
         "@server.tool()\ndef tell() -> str:\n    'Tell.'\n    return os.environ.get('WORD', '') + os.getcwd()\n"
-        "server.run()\n"
+        "server.run()\n",
+        "utf-8",
     )
     server = StdioServer(("python", "tell.py"), variables={"WORD": "here: "}, folder=tmp_path)
     (process,) = asyncio.run(live(ToolEnv(mcp_tools(server)), "tell"))
@@ -207,9 +208,9 @@ def test_a_server_with_variables_and_a_folder(tmp_path: Path, live: Live) -> Non
 
 def test_a_server_that_fails_to_start_for_an_episode_gives_an_error_result(live: Live, tmp_path: Path) -> None:
     script = tmp_path / "once.py"
-    script.write_text(Path(SERVER.split()[1]).read_text())
+    script.write_text(Path(SERVER.split()[1]).read_text("utf-8"), "utf-8")
     env = ToolEnv(mcp_tools(f"python {script}", only=["count"]))
-    script.write_text("raise SystemExit('the disk is full')")
+    script.write_text("raise SystemExit('the disk is full')", "utf-8")
     first, second = asyncio.run(live(env, "count", "count"))
     for result in (first, second):
         assert result.error == ToolErrorKind.RAISED and "(the disk is full)" in result.parts[0].text

@@ -172,7 +172,7 @@ def hang() -> str:
 result = asyncio.run(hang.run({}, Task("t", ()), RolloutContext(AttemptId("r", "t", 0, 0), 0), 0.1))
 print(result.error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, "timed out")
 
 

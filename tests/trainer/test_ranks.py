@@ -55,7 +55,7 @@ class EndedProcess:
 def is_running(pid: int) -> bool:
     """Return whether a process exists and is no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -71,7 +71,7 @@ def listening_addresses(pid: int) -> set[str]:
     """Return the addresses (hexadecimal) on which the sockets of a process listen."""
     links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
     sockets = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
-    tables = [Path(f"/proc/{pid}/net/{file}").read_text().splitlines() for file in ("tcp", "tcp6")]
+    tables = [Path(f"/proc/{pid}/net/{file}").read_text("utf-8").splitlines() for file in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table[1:]]
     return {row[1].partition(":")[0] for row in rows if len(row) > 9 and row[9] in sockets and row[3] == "0A"}
 
@@ -140,11 +140,11 @@ def test_an_error_of_the_input_keeps_its_type(group: RankGroup[None]) -> None:
 def test_ranks_end_when_their_driver_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     driver = Program(tmp_path, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n{DRIVER}")
-    while not (printed := driver.stdout.exists() and driver.stdout.read_text()):
-        assert driver.process.is_alive(), driver.stderr.read_text()
+    while not (printed := driver.stdout.exists() and driver.stdout.read_text("utf-8")):
+        assert driver.process.is_alive(), driver.stderr.read_text("utf-8")
         time.sleep(0.05)
     pids = [int(pid) for pid in printed.split()]
     assert all(map(is_running, pids))
     driver.process.kill()
     wait_until_ended(pids)
-    assert driver.stderr.read_text() == ""
+    assert driver.stderr.read_text("utf-8") == ""

@@ -64,7 +64,7 @@ def test_a_function_is_trained_from_python(tmp_path):
 )
 def test_bad_input_is_one_line(tmp_path, capsys, options, line):
     file = tmp_path / "mine.py"
-    file.write_text("LIMIT = 3\n\ndef run(base_url, api_key, task):\n    return None\n")
+    file.write_text("LIMIT = 3\n\ndef run(base_url, api_key, task):\n    return None\n", "utf-8")
     arguments = [option.replace("FILE", str(file)) for option in options]
     assert main(["train", *arguments, "--run", str(tmp_path / "run"), "--quiet"]) == 2
     (error,) = capsys.readouterr().err.splitlines()

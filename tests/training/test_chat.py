@@ -68,7 +68,7 @@ def script(monkeypatch: pytest.MonkeyPatch, *texts: str, context: int = 8000) ->
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "agent.py").write_text(AGENT, "utf-8")
     with closing(create_run(tmp_path / "runs/demo", {"taskset": "agent"})) as writer:
         for group, task in ((3, "one"), (4, "two"), (8, "three")):
             attempt = AttemptId("demo", task, group, 0)

@@ -94,7 +94,7 @@ def test_nothing_saved_is_a_pickle(save: Callable[..., Path]) -> None:
 
 def test_the_manifest_names_every_file_with_size_and_hash(save: Callable[..., Path]) -> None:
     folder = save(1)
-    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    listed = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
     assert set(listed) == {path.name for path in folder.iterdir()} - {"manifest.json"}
     for name, entry in listed.items():
         data = (folder / name).read_bytes()
@@ -113,15 +113,15 @@ CORRUPTIONS: dict[str, Callable[[Path], object]] = {
     "lacks config.json": lambda folder: (folder / "config.json").unlink(),
     "holds pytorch_model.bin, which is not in its": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"code"),
     "no readable manifest: FileNotFoundError": lambda folder: (folder / "manifest.json").unlink(),
-    "no readable manifest: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{"),
-    "no readable manifest: KeyError": lambda folder: (folder / "manifest.json").write_text("{}"),
+    "no readable manifest: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{", "utf-8"),
+    "no readable manifest: KeyError": lambda folder: (folder / "manifest.json").write_text("{}", "utf-8"),
     "no readable manifest: TypeError": lambda folder: edit(folder, extra=1),
 }
 
 
 def edit(folder: Path, **changes: object) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}), "utf-8")
 
 
 @pytest.mark.parametrize("problem", CORRUPTIONS)
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_format_is_removed_like_others(save: Callable[..
 
 def test_hidden_files_are_ignored(save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]) -> None:
     for name in (".DS_Store", ".nfs0001"):
-        (save(1) / name).write_text("left by a file manager")
+        (save(1) / name).write_text("left by a file manager", "utf-8")
         assert find_latest_checkpoint(tmp_path).skipped == () and holds(tmp_path / "checkpoints" / "step-1")
 
 

@@ -87,7 +87,7 @@ def test_training_can_continue_from_the_newest_checkpoint(taskset: TaskSet, run:
 def test_the_best_by_validation_is_among_the_checkpoints(taskset: TaskSet, run: Path) -> None:
     folder = find_latest_checkpoint(run).folder
     assert folder is not None
-    best = json.loads((folder / "progress.json").read_text())["best"]
+    best = json.loads((folder / "progress.json").read_text("utf-8"))["best"]
     with closing(RunReader(run)) as reader:
         validated = {m.step: m.values["validation_em"] for m in reader.metrics() if "validation_em" in m.values}
     assert best["em"] == max(validated.values()) == validated[best["step"]]

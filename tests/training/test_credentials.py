@@ -110,7 +110,7 @@ def test_a_run_stores_and_shows_no_credentials_and_resumes_with_the_address_give
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.DEBUG)
     rows = [{"question": f"Who rules Alba in {number}?", "answer": "Bruno"} for number in range(20)]
-    Path("questions.json").write_text(json.dumps(rows))
+    Path("questions.json").write_text(json.dumps(rows), "utf-8")
     address = server.url.replace("//", f"//ann:{SECRET.replace('/', '%2F')}@")
     train = ["train", "--taskset", "hotpotqa", "--data", "questions.json", "--run", "demo", *SMALL]
     assert main([*train, "--corpus", address, "--model", "tiny-base", "--steps", "1", "--json"]) == 0
@@ -125,7 +125,7 @@ def test_a_run_stores_and_shows_no_credentials_and_resumes_with_the_address_give
     texts = [printed.out, printed.err, caplog.text, *content(Path("runs/demo"))]
     for word in (SECRET, SECRET.replace("/", "%2F"), "horse", "ann:"):
         assert not [text[:200] for text in texts if word in text]
-    assert json.loads(Path("runs/demo/config.json").read_text())["corpus"] == redact(address)
+    assert json.loads(Path("runs/demo/config.json").read_text("utf-8"))["corpus"] == redact(address)
 
 
 def test_a_failing_search_does_not_show_credentials_to_the_agent() -> None:

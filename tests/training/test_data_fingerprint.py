@@ -24,7 +24,7 @@ from agent_r1.training.preflight import fingerprint_data
 
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
-    (tmp_path / "my questions.json").write_text("[1]")
+    (tmp_path / "my questions.json").write_text("[1]", "utf-8")
     return tmp_path / "my questions.json"
 
 
@@ -44,9 +44,9 @@ def test_the_fingerprint_of_a_folder_covers_names_and_contents_but_no_hidden_fil
     (tmp_path / "corpus" / "part").mkdir(parents=True)
     seen = [digest()]
     for name, text in (("part/a", "1"), ("part/a", "2"), ("part/b", "2")):
-        (tmp_path / "corpus" / name).write_text(text)
+        (tmp_path / "corpus" / name).write_text(text, "utf-8")
         seen.append(digest())
-    (tmp_path / "corpus" / "part" / ".DS_Store").write_text("x")
+    (tmp_path / "corpus" / "part" / ".DS_Store").write_text("x", "utf-8")
     assert len(set(seen)) == 4 and digest() == seen[-1]
 
 
@@ -118,7 +118,7 @@ def test_every_field_of_a_task_is_covered(what: str, micro: TaskSet, tmp_path: P
 def trained(micro: TaskSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, object]:
     place = tmp_path_factory.mktemp("trained")
     questions = place / "my questions.json"
-    questions.write_text("[1]")
+    questions.write_text("[1]", "utf-8")
     made = train_with_images(micro, place, {"steps": 2, "data": questions})
     return place / "step-2", questions, made
 
@@ -127,11 +127,11 @@ def test_a_run_with_changed_questions_is_refused_and_opens_no_segment(
     micro: TaskSet, trained: tuple[Path, Path, object]
 ) -> None:
     run, questions, _ = trained
-    questions.write_text("[2]")
+    questions.write_text("[2]", "utf-8")
     with pytest.raises(InvalidInput, match=r"^data: got others than the run's: sha256 .*; put back what"):
         resume(micro, run)
     fewer = replace(micro, tasks=lambda split: micro.tasks(split)[1:])
-    questions.write_text("[1]")
+    questions.write_text("[1]", "utf-8")
     with pytest.raises(InvalidInput, match=r"^tasks: got others than the run's: sha256 .*; put back what"):
         resume(fewer, run)
     assert verify(run).segments == 1

@@ -47,7 +47,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_description_of_a_reward_model_is_valid_json_although_an_area_is_not_defined(reward_model: Path) -> None:
-    text = (reward_model / "reward_model.json").read_text()
+    text = (reward_model / "reward_model.json").read_text("utf-8")
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert found["evaluation"]["model"]["within_tasks"] is None
 

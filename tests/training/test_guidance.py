@@ -101,7 +101,7 @@ def test_no_task_is_trained_on_and_held_out() -> None:
 
 
 def test_a_trained_critic_is_saved_with_its_fit(ppo: Path, critic: Path) -> None:
-    report = json.loads((critic / "critic.json").read_text())
+    report = json.loads((critic / "critic.json").read_text("utf-8"))
     assert report["attempts"] + report["held_out_attempts"] == 16
     assert report["all_states"]["error"] < report["all_states"]["mean_error"] * 1.5
     loaded = load_critic(str(critic))

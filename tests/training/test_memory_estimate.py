@@ -299,7 +299,7 @@ def test_a_shorter_context_is_advised_if_nothing_else_suffices() -> None:
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text, "utf-8")
     return root
 
 

@@ -176,7 +176,9 @@ def until(terminal: int, mark: bytes, seconds: float = 600) -> bytes:
 def terminal() -> Iterator[tuple[int, int]]:
     process, terminal = pty.fork()
     if process == 0:  # with standard streams of its own instead of pytest's
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, encoding="utf-8") for number, mode in enumerate("rww")
+        )
         code = main(["play", "tinywiki", "--number", "0"])
         sys.stdout.flush()
         os._exit(code)

@@ -59,7 +59,7 @@ def tensor_files(run: Path, step: int) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")

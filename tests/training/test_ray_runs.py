@@ -63,7 +63,7 @@ def parents() -> dict[int, int]:
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = (process / "stat").read_text("utf-8").rpartition(")")[2].split()[:2]
         except OSError:
             continue
         if state != "Z":
@@ -83,7 +83,7 @@ def listening_addresses(pid: int) -> set[str]:
     """Return the addresses (hexadecimal) at which the sockets of a process listen; none if it has ended."""
     try:
         links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        tables = [Path(f"/proc/{pid}/net/{file}").read_text().splitlines() for file in ("tcp", "tcp6")]
+        tables = [Path(f"/proc/{pid}/net/{file}").read_text("utf-8").splitlines() for file in ("tcp", "tcp6")]
     except OSError:
         return set()
     sockets = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
@@ -153,7 +153,7 @@ def driver(options: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[byte
         started = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         while not (tmp_path / "run" / "checkpoints" / "step-1").is_dir():
-            assert started.poll() is None, (tmp_path / "output").read_text()
+            assert started.poll() is None, (tmp_path / "output").read_text("utf-8")
             time.sleep(0.1)
         yield started
     finally:

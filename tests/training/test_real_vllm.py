@@ -156,7 +156,7 @@ def test_a_pretrained_model_learns_as_with_the_embedded_engine_although_a_server
     rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = tmp_path / "one_hop.toml"
-    data.write_text(ONE_HOP)
+    data.write_text(ONE_HOP, "utf-8")
     values = {
         "taskset": "environments/people",
         "data": data,

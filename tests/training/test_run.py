@@ -166,7 +166,7 @@ def test_a_run_is_written_down_whole(taskset, tmp_path):
     between = [one, two, three]
     assert [*first, table, completed] == ["fingerprint", "update", "tools", "hardware", "table", "completed"]
     assert sorted(between) == ["checkpoint_saved", "checkpoint_saved", "validation"]
-    assert json.loads((report.run / "config.json").read_text())["group_size"] == 4
+    assert json.loads((report.run / "config.json").read_text("utf-8"))["group_size"] == 4
     reader.close()
     tokenizer = AutoTokenizer.from_pretrained(report.run / "model")
     assert tokenizer.chat_template

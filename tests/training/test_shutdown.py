@@ -82,7 +82,7 @@ def test_a_step_that_became_the_last_is_validated(micro: TaskSet, whole: Callabl
         run.train(config_of(micro, folder, {"steps": 5, **settings}), micro, Signalling(2, signal.SIGTERM))
     # The digests are equal only if no attempt at a third step finished before the signal: such attempts are dropped.
     assert resume(micro, folder, steps=2).model == whole(steps=2, **settings).result.model
-    progress = json.loads((list_checkpoints(folder)[0] / "progress.json").read_text())
+    progress = json.loads((list_checkpoints(folder)[0] / "progress.json").read_text("utf-8"))
     assert (progress["step"], progress["validated"]) == (2, 2) and progress["best"]["step"] == 2
     assert verify(folder).is_valid
 
@@ -180,8 +180,8 @@ def test_the_command_prints_how_to_resume(number: signal.Signals, code: int, tmp
     folder = tmp_path / "a run"
     command = ["-m", "agent_r1.cli", "train", "--run", str(folder), "--steps", "500"]
     child = Program(tmp_path, *command, "--groups_per_step", "2", "--group_size", "4", "--evaluate_every", "0")
-    while "step 2/500" not in child.stderr.read_text():
-        assert child.process.is_alive(), child.stderr.read_text()
+    while "step 2/500" not in child.stderr.read_text("utf-8"):
+        assert child.process.is_alive(), child.stderr.read_text("utf-8")
         time.sleep(0.05)
     os.kill(child.process.pid, number)
     ended = child.wait()

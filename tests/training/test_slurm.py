@@ -37,10 +37,10 @@ for i in {1..6000}; do sleep 0.05; done
 
 def test_a_job_starts_servers_on_the_other_nodes_and_is_queued_again_after_a_signal(tmp_path: Path) -> None:
     for name, body in PROGRAMS.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", "utf-8")
         (tmp_path / name).chmod(0o755)
     script = tmp_path / "job.sh"
-    script.write_text(SCRIPT.read_text().replace("gpus_per_server=1 ", "gpus_per_server=4 "))
+    script.write_text(SCRIPT.read_text("utf-8").replace("gpus_per_server=1 ", "gpus_per_server=4 "), "utf-8")
     (tmp_path / "runs" / "big").mkdir(parents=True)
     (tmp_path / "runs" / "big" / "run.db").touch()
     log = tmp_path / "log"
@@ -57,7 +57,7 @@ def test_a_job_starts_servers_on_the_other_nodes_and_is_queued_again_after_a_sig
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
-    lines = log.read_text().splitlines()
+    lines = log.read_text("utf-8").splitlines()
     servers = [line for line in lines if "vllm.entrypoints" in line]
     assert sorted(line.partition("--host ")[2] for line in servers) == [
         f"n{node} --port {port}" for node in (2, 3) for port in (8100, 8104)

@@ -28,7 +28,7 @@ AGENT = dedent("""
 
 def write(folder: Path, text: str) -> Path:
     file = folder / "my_agent.py"
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     return file
 
 
@@ -45,7 +45,7 @@ def test_a_file_with_env_and_tasks_is_a_task_set(tmp_path: Path) -> None:
 
 
 def test_a_file_can_import_the_files_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "beside_agent.py").write_text(AGENT)
+    (tmp_path / "beside_agent.py").write_text(AGENT, "utf-8")
     assert load_task_file(write(tmp_path, "from beside_agent import env, tasks"), "a/model").name == "my_agent"
 
 

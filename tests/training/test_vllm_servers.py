@@ -166,7 +166,7 @@ def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_the
 
     monkeypatch.setattr(ServerProcess, "__init__", note)
     monkeypatch.setattr(EnginePool, "update_weights", kill_first)
-    python.write_text(python.read_text().replace("exec", "echo 'RuntimeError: no memory'\nexec", 1))
+    python.write_text(python.read_text("utf-8").replace("exec", "echo 'RuntimeError: no memory'\nexec", 1), "utf-8")
     options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
     assert main(["train", *OPTIONS, *LORA, *options, "--run", str(run)]) == 0
     for command, environment, _ in commands:
@@ -174,7 +174,7 @@ def test_a_run_starts_its_servers_keeps_the_output_of_a_crashed_one_and_ends_the
         assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert set(versions_of(run)) == {0, 1}
     kept = run / "logs" / "server-0.log"
-    assert kept.read_text().startswith("RuntimeError: no memory") and len(list(kept.parent.iterdir())) == 1
+    assert kept.read_text("utf-8").startswith("RuntimeError: no memory") and len(list(kept.parent.iterdir())) == 1
     assert f"a vLLM server ended: RuntimeError: no memory; its output is in {kept}" in caplog.text
     assert len(started) == 2 and not any(server.log.exists() for server in started)
     for server in started:
@@ -188,7 +188,9 @@ def test_a_server_that_does_not_start_is_refused_with_its_last_error_while_anoth
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the log, which is kept
     fail = f"*server-{number}.log) echo 'ValueError: no such head size'; echo bye; exit 1"
-    python.write_text(f"#!/bin/sh\n[ $1 = -c ] && exit 0\ncase $(readlink /proc/$$/fd/1) in {fail};; esac\nsleep 600\n")
+    python.write_text(
+        f"#!/bin/sh\n[ $1 = -c ] && exit 0\ncase $(readlink /proc/$$/fd/1) in {fail};; esac\nsleep 600\n", "utf-8"
+    )
     options = ["--engine.backend", "vllm", "--engine.replicas", "2", "--engine.vllm.python", str(python)]
     options += ["--engine.vllm.start_seconds", "60"]
     assert main(["train", *OPTIONS, *options, "--run", str(tmp_path / "run")]) == 2

@@ -74,7 +74,7 @@ def test_the_viewer_prints_the_address_of_the_run_or_of_the_list_and_a_signal_en
     number: signal.Signals, runs: Sequence[str], count: str, page: str, title: str
 ) -> None:
     command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", *runs]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
         found = re.fullmatch(rf"{count} at (http://127\.0\.0\.1:\d+{page}\?token=[\w-]{{32}})\n", line)
@@ -89,13 +89,14 @@ def test_the_viewer_prints_the_address_of_the_run_or_of_the_list_and_a_signal_en
 def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_path: Path) -> None:
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(
-        f'#!/bin/sh\nfile="${{1#file://}}"\n(echo "$@"; ls -l "$file" | cut -c 1-10; cat "$file") > {opened}\n'
+        f'#!/bin/sh\nfile="${{1#file://}}"\n(echo "$@"; ls -l "$file" | cut -c 1-10; cat "$file") > {opened}\n',
+        "utf-8",
     )
     browser.chmod(0o755)
     command = [sys.executable, "-m", "agent_r1.cli", "view", "--port", "0", "--open", "alba"]
     environment = {**os.environ, "BROWSER": str(browser), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", env=environment
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
@@ -103,7 +104,7 @@ def test_the_browser_gets_a_private_file_and_no_token_on_its_command_line(tmp_pa
             assert httpx.get(address, timeout=60).status_code == 303  # the server runs, so the browser was started
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    url, mode, page = opened.read_text().splitlines()
+    url, mode, page = opened.read_text("utf-8").splitlines()
     assert re.fullmatch(rf"file://{tmp_path}/agent-r1-view-[^/]+\.html", url) and mode == "-rw-------"
     assert f'content="0; url={address}"' in page and not list(tmp_path.glob("*.html"))
 

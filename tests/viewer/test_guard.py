@@ -152,6 +152,6 @@ def test_every_answer_has_the_strict_headers(client: httpx.Client, stranger: htt
 def test_no_template_has_a_style_or_a_script_of_its_own() -> None:
     folder = Path(__file__).parents[2] / "agent_r1" / "viewer" / "templates"
     for template in folder.glob("*.html"):
-        text = template.read_text()
+        text = template.read_text("utf-8")
         assert not re.search(r"\s(on\w+|style)\s*=|<style|\| safe", text), template
         assert text.count("<script") == text.count('<script src="/static/app.js">')

@@ -40,11 +40,11 @@ def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     config = resolve(TrainConfig, [Layer("test", {"model": "none"})])
 
     def serve(pipe: int) -> None:
-        sys.stdout = os.fdopen(pipe, "w")
+        sys.stdout = os.fdopen(pipe, "w", encoding="utf-8")
         os._exit(main(["serve-env", "tinywiki", "--port", "0", "--json"]))
 
     with forked(serve) as (child, pipe):
-        announced = json.loads(os.fdopen(os.dup(pipe)).readline())
+        announced = json.loads(os.fdopen(os.dup(pipe), encoding="utf-8").readline())
         workers = EnvironmentConfig(workers=(announced["url"],))
         check_workers(workers, describe_environments(config, build("tinywiki", None, None, 0)))
         os.kill(child, signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_a_run_survives_the_death_of_one_of_two_workers(tmp_path: Path, taskset:
         asyncio.run(run())
 
     with forked(serve) as (_, pipe), serving(envs, description, tasks) as working:
-        dying = os.fdopen(os.dup(pipe)).readline().strip()
+        dying = os.fdopen(os.dup(pipe), encoding="utf-8").readline().strip()
         train_micro(tmp_path / "run", taskset, (dying, working.url))
         assert working.num_episodes == 0
     assert verify(tmp_path / "run").is_valid

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def read_file_outside(targets: Any) -> bool:
-    with open(targets["secret"]) as file:
+    with open(targets["secret"], encoding="utf-8") as file:
         return bool(file.read())
 
 

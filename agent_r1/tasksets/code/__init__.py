@@ -61,7 +61,7 @@ def build(data: Path, seed: int, sandbox: SandboxLevel = DEFAULT_LEVEL) -> TaskS
 
 RUN_TESTS = "run_tests"
 
-_TRIAL = (Path(__file__).parent / "trial.py").read_text()
+_TRIAL = (Path(__file__).parent / "trial.py").read_text("utf-8")
 WAIT = 600.0
 """Seconds that a call can wait for a free slot of the sandbox."""
 

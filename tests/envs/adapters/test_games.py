@@ -129,7 +129,10 @@ def test_no_process_outlives_the_trainer(has_ended) -> None:
     """)
     path = os.pathsep.join(filter(None, sys.path))
     running = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert running.stdout is not None
     pids = [int(running.stdout.readline()) for _ in range(2)]

@@ -44,7 +44,7 @@ class Worker:
 @pytest.fixture
 def made(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], ProcessPool]:
     folder = tmp_path_factory.mktemp("pool")
-    (folder / "pool_worker.py").write_text(Path(__file__).read_text("utf-8"))
+    (folder / "pool_worker.py").write_text(Path(__file__).read_text("utf-8"), "utf-8")
     monkeypatch.syspath_prepend(str(folder))
     return lambda seconds: ProcessPool("pool_worker", "pool_worker:Worker", seconds)
 
