@@ -274,8 +274,8 @@ def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     If ``other_taskset`` is true, the evaluation uses a different task set than the training. Then settings such as
     ``data`` and ``corpus`` are not in the result.
     """
-    # Only the user can choose to evaluate without a sandbox.
-    left_out = NOT_FOR_OTHER_TASKSETS if other_taskset else ()
+    # Only the user can choose to evaluate without a sandbox, and to pay for the attempts of pass@k.
+    left_out = {"pass_k", "pass_attempts", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ())}
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -41,6 +42,8 @@ from agent_r1.training.metrics import VALIDATION_SUBSET
 from agent_r1.training.monitor import MonitorState
 from agent_r1.training.policy import Policy
 from agent_r1.training.tables import make_cell
+
+_log = logging.getLogger(__name__)
 
 
 class AsyncCheckpointWriter:
@@ -274,18 +277,23 @@ class CheckpointManager:
         method = Method("validation", self._agent, self._taskset.env)
         limits = rollout_limits(self._config)
         results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
-        em = statistics.fmean(result.em for result in results)
-        cell = asdict(make_cell(results))
-        await self._recorder.record(result_event("validation", {"step": step, "split": split, **cell}))
         self._progress = replace(self._progress, validated=step)
-        if self._progress.best is None or em >= self._progress.best.em:
-            self._progress = replace(self._progress, best=BestStep(step, em))
+        cell = make_cell(results)
+        if cell is None:  # without a number the step can be neither the best nor worse than the best
+            text = f"validation: all {len(results)} attempts failed, for example: {results[0].failure}"
+            await self._recorder.record(LogEvent("warning", text))
+            _log.warning("%s", text)
+            return {}
+        await self._recorder.record(result_event("validation", {"step": step, "split": split, **asdict(cell)}))
+        if self._progress.best is None or cell.em >= self._progress.best.em:
+            self._progress = replace(self._progress, best=BestStep(step, cell.em))
             self._best_weights = await run_in_thread(copy_weights, self._policy.model)
-        metrics = {"validation_em": em, "validation_f1": statistics.fmean(result.f1 for result in results)}
+        metrics = {"validation_em": cell.em, "validation_f1": cell.f1}
         if self._taskset.subset is not None:
             by_subset: dict[str, list[float]] = {}
             for task, result in zip(self._taskset.tasks(split), results, strict=False):
-                by_subset.setdefault(self._taskset.subset(task), []).append(result.em)
+                if result.failure is None:
+                    by_subset.setdefault(self._taskset.subset(task), []).append(result.em)
             metrics |= {f"{VALIDATION_SUBSET}{name}": statistics.fmean(ems) for name, ems in by_subset.items()}
         return metrics
 

@@ -59,8 +59,8 @@ class MonitorConfig(BaseModel):
 
     true_reward: str = ""
     """Name of the true reward, which measures the real goal of the run. Warn if the true reward falls while the reward
-    on which the run trains rises. Empty: no check. Example: a run trains on a reward model, and the true reward is em
-    (exact match)."""
+    on which the run trains rises. Empty: the task set's metric, such as em (exact match), if its weight is 0; otherwise
+    there is no check."""
 
     def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
         """Return the limit of the log-probability gap for the precisions in which trainer and engine compute."""
@@ -392,7 +392,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     Raises InvalidInput as :func:`agent_r1.config.resolve` does, and also if no model is named, or if a run has too few
     steps for its learning-rate schedule.
     """
-    layers = [*layers, Layer(f"defaults of {taskset.name}", taskset.recipe)]
+    recipe = {key: value for key, value in taskset.recipe.items() if cls is TrainConfig or key != "pass_k"}
+    layers = [*layers, Layer(f"defaults of {taskset.name}", recipe)]  # an evaluation measures pass@k on request only
     config = resolve(cls, layers, TrainConfig)
     if not config.model:
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")

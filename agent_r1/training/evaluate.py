@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from agent_r1.core.environment import Env
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.inference import InferenceEngine, ValueFunction
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
@@ -34,7 +35,7 @@ from agent_r1.training.environments import close_environments, make_rollout, wit
 from agent_r1.training.metrics import EXACT_MATCH, EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
 from agent_r1.training.policy import Policy, load_policy, open_critic
 from agent_r1.training.preflight import check_taskset
-from agent_r1.training.progress import Progress
+from agent_r1.training.progress import Progress, format_duration
 from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, make_cell, normal_interval
 
 BASE = "base-tool-call"
@@ -122,24 +123,30 @@ async def measure_pass_at_k(
     """Return pass@1, pass@k and related measures of ``method`` on the first ``count`` tasks of each evaluation split.
 
     ``size`` is the number of attempts at each task, at least ``k``. The agent must sample at a temperature above 0,
-    because greedy attempts are all equal.
+    because greedy attempts are all equal. A split in which every attempt failed is left out.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
     for split in taskset.evaluation:
         in_split = replace(method, env=env_for_method(method, taskset, split))
         groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits, progress)
-        cells[split] = sampled_cell([group.trajectories for group in groups], k)
+        if (cell := sampled_cell([group.trajectories for group in groups], k)) is not None:
+            cells[split] = cell
         sampled = [score_trajectory(attempt) for group in groups for attempt in group.trajectories]
         _report_failures(method.name, f"{split}, sampled", sampled, progress)
     return PassAtK(k, size, cells)
 
 
-def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell:
+def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell | None:
     """Return the mean scores of the sampled attempts at ``questions``: pass@1, pass@k and related measures.
 
-    ``questions`` has a list for each question: the sampled attempts at the question.
+    ``questions`` has a list for each question: the sampled attempts at the question. Attempts that failed are left out,
+    and so are questions with fewer than ``k`` other attempts. If no question is left, the result is None.
     """
+    scored = [[one for one in attempts if score_trajectory(one).failure is None] for attempts in questions]
+    questions = [attempts for attempts in scored if len(attempts) >= k]
+    if not questions:
+        return None
     em = [[score_trajectory(attempt).em for attempt in attempts] for attempts in questions]
     ones = [statistics.fmean(scores) for scores in em]
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
@@ -185,21 +192,37 @@ async def make_table(
 ) -> Table:
     """Return the result table, with a row per method and a column per evaluation split.
 
-    A method makes one greedy attempt at each of the first ``count`` tasks of each evaluation split.
+    A method makes one greedy attempt at each of the first ``count`` tasks of each evaluation split. Each row is printed
+    as soon as it is complete, with the time that the other rows will take if they are as fast.
+
+    Raises AgentR1Error with the most frequent reason if every attempt failed.
     """
-    cells: dict[str, dict[str, Cell]] = {}
+    cells: dict[str, dict[str, Cell | None]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
-    measure = EXACT_MATCH
-    for method in methods:
-        progress.print_line(f"evaluating {method.name} on {', '.join(taskset.evaluation)}")
+    measure, began = EXACT_MATCH, time.monotonic()
+    failures: Counter[str] = Counter()
+    progress.print_line(f"evaluating {', '.join(method.name for method in methods)} on {', '.join(taskset.evaluation)}")
+    for done, method in enumerate(methods, 1):
         cells[method.name], measures[method.name] = {}, {}
         for split in taskset.evaluation:
             trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
-            answers = [score_trajectory(trajectory) for trajectory in trajectories]
-            cells[method.name][split] = make_cell(answers)
+            results = [score_trajectory(trajectory) for trajectory in trajectories]
+            cells[method.name][split] = make_cell(results)
             measures[method.name][split] = extra_measures(taskset, trajectories)
-            _report_failures(method.name, split, answers, progress)
-            measure = next((answer.measure for answer in answers if not answer.exact), measure)
+            _report_failures(method.name, split, results, progress)
+            failures.update(result.failure for result in results if result.failure is not None)
+            measure = next((result.measure for result in results if not result.exact), measure)
+        left = (time.monotonic() - began) / done * (len(methods) - done)
+        row = ", ".join(
+            f"{split} {'all failed' if cell is None else f'{cell.em:z.2f}'}"
+            for split, cell in cells[method.name].items()
+        )
+        progress.print_line(f"{method.name}: {row}" + (f"  {format_duration(left)} left" if left else ""))
+    if all(cell is None for row in cells.values() for cell in row.values()):
+        reason, times = failures.most_common(1)[0]
+        raise AgentR1Error(
+            f"every attempt of the evaluation failed, {times} of {failures.total()} for this reason: {reason}"
+        )
     return Table(cells, measure_retrieval(taskset), measure, measures if taskset.measures is not None else {})
 
 

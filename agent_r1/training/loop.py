@@ -40,7 +40,7 @@ from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
 from agent_r1.training.environments import make_rollout
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.metrics import REWARD_MEAN, compute_rollout_metrics, reward_means, score_trajectory
-from agent_r1.training.monitor import HealthMonitor, proxy_metrics
+from agent_r1.training.monitor import HealthMonitor, proxy_metrics, true_reward
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
@@ -124,7 +124,9 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
-    monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor)
+    env = runtime.taskset.env_for_split("train")
+    monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor, [tool.name for tool in env.tools])
+    trusted = true_reward(config, runtime.taskset.rewards)
     staleness = StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -152,8 +154,9 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
                     weights = updater.publish()
                     served = await publish_weights(runtime.engine, weights)
                 watch.lap("load_seconds")
-                proxy = proxy_metrics(batch, config.monitor.true_reward) if config.monitor.true_reward else {}
-                findings = monitor.on_step(update, served, weights.version, proxy)
+                proxy = proxy_metrics(batch, trusted) if trusted else {}
+                attempts = [attempt for selected in batch for attempt in selected.group.trajectories]
+                findings = monitor.on_step(update, attempts, served, weights.version, proxy)
                 watch.lap("monitor_seconds")
                 progress = TrainProgress(update.step, progress.groups + len(batch))
                 with measure("validation"):
@@ -170,6 +173,7 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
                 await monitor.report(findings)
                 manager.start_saving()  # after the step was recorded: a checkpoint needs the rows up to its step
                 await staleness.on_step_end(update.version.number)
+    monitor.on_end()
     if validation := await manager.validate_last_step():
         await run.recorder.record(StepMetrics(config.steps, validation))
     await run.recorder.record(PendingDropped(config.steps, "the run had taken its last step"))

@@ -63,7 +63,7 @@ class EvalResult:
     f1: float  # F1; equal to ``em`` if the task set reports no F1
     sub: float | None = None  # 1 if a right answer occurs in the given answer, else 0; None if not reported
     measure: str = EXACT_MATCH  # the name of the number ``em``: "exact match", or a reward such as "reward 'solved'"
-    # why the attempt failed or could not be scored; None if scored. Failed attempts count as wrong
+    # why the attempt failed or could not be scored; None if scored. The numbers of a failed attempt mean nothing
     failure: str | None = None
 
     @property
@@ -104,7 +104,7 @@ def score_trajectory(trajectory: Trajectory) -> EvalResult:
     - F1 is the reward ``f1``, or else exact match.
     - Sub-match is the reward ``sub_match``, or else None.
 
-    Exact match and F1 are 0 if the attempt was not scored.
+    If the attempt was not scored, the result has the reason (``failure``).
     """
     if not trajectory.rewards:
         return EvalResult(0.0, 0.0, failure=trajectory.reason or "it was not scored")

@@ -4,7 +4,7 @@
 - ``weights``: the engine does not serve the published weights. Stops the run at once.
 - ``logprob_gap``, ``skipped_steps``: engine and trainer disagree, or gradients are not finite. Stop the run after
   ``monitor.patience`` consecutive steps.
-- ``contrast``, ``entropy``, ``validation``, ``reward_hacking``, ``memory``: warnings.
+- ``calls``, ``contrast``, ``entropy``, ``validation``, ``reward_hacking``, ``memory``: warnings.
 """
 
 from __future__ import annotations
@@ -22,20 +22,14 @@ from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import LogEvent, Recorder
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Text
-from agent_r1.core.trajectory import (
-    STATUS_POLICY,
-    AttemptId,
-    Group,
-    Status,
-    can_be_summed,
-)
+from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Group, Status, Trajectory, can_be_summed
 from agent_r1.data.training_sample import Excluded, describe_status
 from agent_r1.model.weights import product_precision
 from agent_r1.store.folder import run_argument
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
 from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.metrics import sum_rewards
+from agent_r1.training.metrics import EXACT_MATCH_NAMES, sum_rewards
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +107,8 @@ class MonitorState:
     calls: Mapping[str, tuple[FailureRecord | None, ...]] = field(default_factory=dict)
     # the number of consecutive steps with a finding, by the name of the check
     streaks: Mapping[str, int] = field(default_factory=dict)
+    # the number of steps in which the check warned or would have warned again, by the name of the check
+    warnings: Mapping[str, int] = field(default_factory=dict)
     start_entropies: tuple[float, ...] = ()  # the entropies of the first steps
     rewards: tuple[float, ...] = ()  # the mean rewards of the recent steps
     # (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``
@@ -194,7 +190,7 @@ START_STEPS = 5  # the mean entropy of these first steps is compared with later 
 MIN_ENTROPY_SHARE = 0.1
 MAX_CONSTANT_SHARE = 0.9
 WARN_AFTER = 5  # consecutive steps with low entropy or contrast before a warning, because single steps vary
-REPEAT = 10  # consecutive steps after which a warning is repeated
+MIN_CALLS = 8  # a step with fewer calls says little about them
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +245,59 @@ def check_finite(metrics: Mapping[str, float], patience: int) -> Finding | None:
     return Finding("skipped_steps", text, patience)
 
 
-def check_contrast(update: UpdateReport) -> Finding | None:
+def describe_attempts(attempts: Sequence[Trajectory], max_tokens: int) -> str:
+    """Return what attempts did, as a hint why none taught anything: cut answers, calls, and rewards that are constant.
+
+    Example: "; 14 of 16 attempts were cut at max_tokens 32; 2 had a valid call; reward right was 0 in all".
+    """
+    facts = []
+    cut = sum(one.status is Status.OUT_OF_TOKENS for one in attempts)
+    if cut:
+        facts.append(f"{cut} of {len(attempts)} attempts were cut (max_tokens {max_tokens})")
+    valid = sum(
+        any(result.error not in INVALID_CALL_KINDS for turn in one.turns for result in turn.results) for one in attempts
+    )
+    facts.append(f"{valid} of {len(attempts)} had a valid call")
+    totals = [sum_rewards(one) for one in attempts if one.rewards]
+    for name in dict.fromkeys(name for total in totals for name in total):
+        if len(values := {total.get(name) for total in totals}) == 1 and (value := values.pop()) is not None:
+            facts.append(f"reward {name} was {value:g} in all")
+    return "".join(f"; {fact}" for fact in facts)
+
+
+def check_calls(attempts: Sequence[Trajectory], tools: Sequence[str]) -> Finding | None:
+    """Return a finding if every call of a step was invalid: it could not be read, or no tool accepts it.
+
+    ``tools`` has the names of the tools.
+    """
+    calls = [
+        (call.name, result)
+        for one in attempts
+        for turn in one.turns
+        for call, result in zip(turn.action.message.calls, turn.results, strict=False)
+    ]
+    if len(calls) < MIN_CALLS or any(result.error not in INVALID_CALL_KINDS for _, result in calls):
+        return None
+    unknown = Counter(name for name, result in calls if result.error == ToolErrorKind.UNKNOWN_TOOL)
+    named = (
+        f"{unknown.total()} name a tool that does not exist, such as {unknown.most_common(1)[0][0]!r}; "
+        if unknown
+        else ""
+    )
+    reason = next((part.text for part in calls[-1][1].parts if isinstance(part, Text)), "")
+    text = (
+        f"all {len(calls)} calls of the step are invalid; {named}the tools are: {', '.join(tools) or 'none'}; the last "
+        f"was told: {shorten_reason(reason)}"
+    )
+    return Finding("calls", text)
+
+
+def check_contrast(update: UpdateReport, attempts: str = "") -> Finding | None:
     """Return a finding if a step had hardly anything to learn from.
 
     Either no attempt was trained, or almost all groups are constant: all attempts of a group have equal rewards.
     A step with a loss that is not finite has no finding here, because :func:`check_finite` reports the step.
+    ``attempts`` is what :func:`describe_attempts` says of them.
     """
     metrics, advice = update.metrics, "; if the reward is at its maximum, training is done"
     untrained = [one.reason for one in update.outcomes if not isinstance(one, Trained)]
@@ -264,7 +308,7 @@ def check_contrast(update: UpdateReport) -> Finding | None:
             advice = "; use tasks that are solved sometimes, other rewards, or a larger group_size" + advice
         counts = Counter(map(normalize_reason, untrained)).most_common(3)
         reasons = ", ".join(f"{count} x {reason}" for reason, count in counts)
-        return Finding("contrast", f"no attempt of the step was trained ({reasons}){advice}")
+        return Finding("contrast", f"no attempt of the step was trained ({reasons}){attempts}{advice}")
     constant = metrics.get("constant_groups", math.nan)
     if not constant > MAX_CONSTANT_SHARE:  # NaN: no group has two attempts
         return None
@@ -338,6 +382,15 @@ PERIOD = 5  # steps in each of the two compared periods
 ERRORS = 2.0  # a change of a mean reward counts if it exceeds this number of standard errors
 
 
+def true_reward(config: TrainConfig, rewards: Sequence[str]) -> str:
+    """Return the name of the reward that the monitor trusts: the setting, or else the metric if it has weight 0.
+
+    The metric is the reward that the result table shows. ``rewards`` has the names of the task set's rewards.
+    """
+    metric = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards), ""))
+    return config.monitor.true_reward or (metric if config.reward_weights.get(metric) == 0 else "")
+
+
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
     """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
 
@@ -405,9 +458,11 @@ class HealthMonitor:
         state: the state for the next checkpoint.
     """
 
-    def __init__(self, config: TrainConfig, recorder: Recorder, folder: Path, state: MonitorState) -> None:
+    def __init__(
+        self, config: TrainConfig, recorder: Recorder, folder: Path, state: MonitorState, tools: Sequence[str] = ()
+    ) -> None:
         self._config, self._limits, self._recorder, self._folder = config, config.monitor, recorder, folder
-        self.state = state
+        self.state, self._tools = state, tools
         # Failures are counted in at most three steps, because a short run would end before a larger window is full,
         # but in at least four groups, because one error of a scorer fails all attempts of a group.
         longest = min(256, config.groups_per_step * config.group_size * min(3, config.steps))
@@ -425,10 +480,23 @@ class HealthMonitor:
         if diagnosis := diagnose(self.state, self._limits.failure_share, self._window, run):
             raise self._stopped(diagnosis)
 
+    def on_end(self) -> None:
+        """Raise RunStopped if every attempt failed in a run that was too short for :meth:`on_group` to stop it."""
+        attempts = self.state.attempts
+        if attempts and None not in attempts:
+            diagnosis = diagnose(self.state, self._limits.failure_share, len(attempts), run_argument(self._folder))
+            if diagnosis is not None:
+                raise self._stopped(diagnosis)
+
     def on_step(
-        self, update: UpdateReport, served: PolicyVersion, published: PolicyVersion, proxy: Mapping[str, float]
+        self,
+        update: UpdateReport,
+        attempts: Sequence[Trajectory],
+        served: PolicyVersion,
+        published: PolicyVersion,
+        proxy: Mapping[str, float],
     ) -> list[Finding]:
-        """Check a training step, and return the findings to report.
+        """Check a training step on ``attempts``, and return the findings to report.
 
         ``served`` is the version of the engine's weights after the update, ``published`` the version of the trainer's
         weights, and ``proxy`` the result of :func:`proxy_metrics`, or {} without a true reward.
@@ -440,7 +508,8 @@ class HealthMonitor:
             check_weights(served, published),
             check_finite(metrics, self._limits.patience),
             check_logprob_gap(metrics, self._gap_limit, self._limits.patience),
-            check_contrast(update),
+            check_calls(attempts, self._tools),
+            check_contrast(update, describe_attempts(attempts, self._config.max_tokens)),
             check_entropy(entropy, starts),
             check_memory(update.micro_tokens, self._config.trainer.micro_tokens),
             None if state.hacking_warned else check_reward_hacking(proxies),
@@ -469,19 +538,25 @@ class HealthMonitor:
         return [finding]
 
     async def report(self, findings: Sequence[Finding]) -> None:
-        """Record and print the findings of the last step as warnings. A streak of findings is repeated now and then.
+        """Record and print the findings of the last step as warnings.
+
+        A check of each step warns in the 1st, 10th, 100th, .. step in which it could: a warning at every step hides the
+        others. A falling validation is a new warning each time.
 
         Raises RunStopped if a check had findings in ``Finding.patience`` consecutive steps.
         """
         reasons = []
         for finding in findings:
             streak = self.state.streaks.get(finding.check, 1)
-            late = streak - finding.warn_after
             if finding.patience is not None and streak >= finding.patience:
                 reasons.append(f"{streak} steps in a row, {finding}" if streak > 1 else str(finding))
-            elif late >= 0 and late % REPEAT == 0:
-                await self._recorder.record(LogEvent("warning", str(finding)))
-                _log.warning("%s", finding)
+            elif streak >= finding.warn_after:
+                times = self.state.warnings.get(finding.check, 0) + 1 if finding.check in self.state.streaks else 1
+                self.state = replace(self.state, warnings={**self.state.warnings, finding.check: times})
+                if str(times).strip("0") == "1":  # a power of ten
+                    again = f" (in {times} steps so far)" if times > 1 else ""
+                    await self._recorder.record(LogEvent("warning", f"{finding}{again}"))
+                    _log.warning("%s%s", finding, again)
         if reasons:
             raise self._stopped(reasons[0])
 

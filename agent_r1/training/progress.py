@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agent_r1.training.metrics import EXACT_MATCH_NAMES, REWARD_MEAN, VALIDATION_SUBSET
 
@@ -127,7 +127,8 @@ class ProgressBar:
         self._close()
 
     def _open(self, text: str, total: int, done: int = 0) -> None:
-        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        description = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), description, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self._bar, self._now = Bar(*columns, console=self._console, transient=True), text
         self._task = self._bar.add_task(text, total=total, completed=done)
         self._bar.start()

@@ -246,6 +246,8 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
     )
     look = f"agent-r1 show {run_argument(folder)}, or in the browser: agent-r1 view"
     progress.print_line(f"stored in {folder}; to look at it: {look}")
+    if config.model == "tiny-base" and taskset.name != "tinywiki":
+        progress.print_line("note: tiny-base knows the words of TinyWiki only; for other tasks give --model")
     if taskset.validation is not None and config.evaluate_every == 0:
         progress.print_line(
             f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"

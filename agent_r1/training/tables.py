@@ -21,15 +21,16 @@ NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The results of one method on one split.
+    """The results of one method on one split. All means are over the attempts that could be scored.
 
     Attributes:
         em: the mean exact match, or the mean reward if the task set reports no exact match.
         f1: the mean F1.
-        n: the number of questions.
+        n: the number of scored attempts, one for each question.
         low, high: the ends of the 95 % confidence interval of ``em``. The interval is Wilson's if all values are 0 or
             1, otherwise normal.
         sub: the share of answers that contain a right answer (sub-match); None if there is no sub-match.
+        failed: the number of attempts that failed or could not be scored.
     """
 
     em: float
@@ -38,6 +39,7 @@ class Cell:
     low: float
     high: float
     sub: float | None = None
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class PassAtK:
 class Table:
     """A result table. Each row is a method: a baseline, the base model, or the trained agent."""
 
-    cells: Mapping[str, Mapping[str, Cell]]  # the results by method and split
+    cells: Mapping[str, Mapping[str, Cell | None]]  # the results by method and split; None: every attempt failed
     # the measures of the retriever, by split and by name such as ``recall@5``
     retrieval: Mapping[str, Mapping[str, float]]
     # what the attribute ``em`` of each cell measures: "exact match", or a reward such as "reward 'solved'"
@@ -102,23 +104,19 @@ class TrainReport:
     resumed_from: int = 0  # the step from which the run was last resumed; 0 if the run was not resumed
 
 
-def make_cell(answers: Sequence[EvalResult]) -> Cell:
-    """Return the cell of a result table. ``answers`` holds the results of the attempts.
-
-    Raise ValueError if ``answers`` is empty.
-    """
-    if not answers:
-        raise ValueError("a cell needs at least one answer")
-    n = len(answers)
-    em = sum(answer.em for answer in answers) / n
-    low, high = (
-        wilson_interval(em, n)
-        if all(answer.em in (0, 1) for answer in answers)
-        else normal_interval([a.em for a in answers])
-    )
-    subs = [answer.sub for answer in answers if answer.sub is not None]
-    # A failed attempt has no sub-match. The attempt counts as wrong (0), as for em and F1.
-    return Cell(em, sum(answer.f1 for answer in answers) / n, n, low, high, sum(subs) / n if subs else None)
+def make_cell(results: Sequence[EvalResult]) -> Cell | None:
+    """Return the cell of a result table; None if every attempt failed. ``results`` has the result of each attempt."""
+    # A failed attempt says nothing about the policy: as a zero it would look like a wrong answer.
+    scored = [result for result in results if result.failure is None]
+    if not scored:
+        return None
+    values = [result.em for result in scored]
+    em = statistics.fmean(values)
+    binary = all(value in (0, 1) for value in values)
+    low, high = wilson_interval(em, len(scored)) if binary else normal_interval(values)
+    subs = [result.sub for result in scored if result.sub is not None]
+    f1, sub = statistics.fmean(result.f1 for result in scored), statistics.fmean(subs) if subs else None
+    return Cell(em, f1, len(scored), low, high, sub, len(results) - len(scored))
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
@@ -142,8 +140,9 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``, an object with these keys:
 
-    - ``table``: {method: {split: {em, f1, n, low, high, sub}}}, with the attributes of :class:`Cell`. The key ``sub``
-      is left out if its value is None.
+    - ``table``: {method: {split: {em, f1, n, low, high, sub, failed}}}, with the attributes of :class:`Cell`. Without
+      sub-match there is no ``sub``, and without failed attempts no ``failed``. If every attempt failed, the cell is
+      null.
     - ``retrieval``: {split: {measure: value}}.
     - ``measures``, if there are any: {method: {split: {measure: value}}}.
     - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: cell}}}. The cell has the attributes of
@@ -160,8 +159,11 @@ def table_json(table: Table) -> dict[str, Any]:
     return data
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
-    return {name: value for name, value in asdict(cell).items() if value is not None}
+def _cell_json(cell: Cell | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    left_out = {"failed"} if cell.failed == 0 else set()
+    return {name: value for name, value in asdict(cell).items() if value is not None and name not in left_out}
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:
@@ -216,14 +218,19 @@ def render_report(report: TrainReport) -> Group:
 
 
 def _caption(table: Table) -> str:
-    counts = sorted({cell.n for row in table.cells.values() for cell in row.values()})
-    sub = any(cell.sub is not None for row in table.cells.values() for cell in row.values())
+    cells = [cell for row in table.cells.values() for cell in row.values() if cell is not None]
+    counts = sorted({cell.n + cell.failed for cell in cells})
+    sub = any(cell.sub is not None for cell in cells)
     measures = f"{table.measure} (95 % interval)" + (", F1" if table.exact else "") + (", sub-match" if sub else "")
     return f"{measures}; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
 
 
-def _shown(cell: Cell, exact: bool) -> str:
-    if not exact:  # F1 equals the measure
-        return f"{cell.em:z.2f} ({cell.low:z.2f}-{cell.high:z.2f})"
-    sub = "" if cell.sub is None else f", sub {cell.sub:.2f}"
-    return f"{cell.em:z.2f} ({cell.low:z.2f}-{cell.high:z.2f})\nF1 {cell.f1:.2f}{sub}"
+def _shown(cell: Cell | None, exact: bool) -> str:
+    if cell is None:
+        return "all failed"
+    lines = [f"{cell.em:z.2f} ({cell.low:z.2f}-{cell.high:z.2f})"]
+    if exact:  # otherwise F1 equals the measure
+        lines.append(f"F1 {cell.f1:.2f}" + ("" if cell.sub is None else f", sub {cell.sub:.2f}"))
+    if cell.failed:
+        lines.append(f"without {cell.failed} failed")
+    return "\n".join(lines)

@@ -21,7 +21,7 @@ from agent_r1.core.events import Event
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Text
 from agent_r1.core.taskset import TaskSet
-from agent_r1.core.trajectory import AttemptId, Group, Status
+from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory
 from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, select_trainable
 from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport, reward_metrics
@@ -36,6 +36,7 @@ from agent_r1.training.monitor import (
     TRUE,
     HealthMonitor,
     MonitorState,
+    check_calls,
     check_contrast,
     check_entropy,
     check_finite,
@@ -48,6 +49,7 @@ from agent_r1.training.monitor import (
     proxy_metrics,
     record_group,
     shorten_reason,
+    true_reward,
 )
 from agent_r1.training.preflight import check_reward_weights
 
@@ -315,12 +317,15 @@ def make_monitor(state: MonitorState | None = None, **settings: Any) -> tuple[He
 
 
 def take_steps(
-    monitor: HealthMonitor, *steps: UpdateReport | Mapping[str, float], served: PolicyVersion | None = None
+    monitor: HealthMonitor,
+    *steps: UpdateReport | Mapping[str, float],
+    served: PolicyVersion | None = None,
+    attempts: Sequence[Trajectory] = (),
 ) -> None:
     async def take() -> None:
         for step in steps:
             update = step if isinstance(step, UpdateReport) else trained(**step)
-            await monitor.report(monitor.on_step(update, served or version(), version(), {}))
+            await monitor.report(monitor.on_step(update, attempts, served or version(), version(), {}))
 
     asyncio.run(take())
 
@@ -337,7 +342,7 @@ def test_a_healthy_run_has_no_findings() -> None:
 def test_a_finding_stops_the_run_only_after_consecutive_steps(caplog: Any) -> None:
     monitor, log = make_monitor()
     take_steps(monitor, WRONG, {}, WRONG, WRONG)
-    assert len(log.events) == len(caplog.records) == 2 and "logprob_gap" in caplog.text
+    assert len(log.events) == len(caplog.records) == 1 and "logprob_gap" in caplog.text
     with pytest.raises(RunStopped, match="3 steps in a row, logprob_gap") as stopped:
         take_steps(monitor, WRONG)
     assert "agent-r1 show x" in str(stopped.value)
@@ -347,10 +352,57 @@ def test_a_finding_stops_the_run_only_after_consecutive_steps(caplog: Any) -> No
         take_steps(make_monitor()[0], {}, served=version("cd"))
 
 
-def test_a_run_that_learns_nothing_gets_a_warning_now_and_then() -> None:
+def test_a_warning_is_repeated_ever_more_rarely_also_if_good_steps_are_between() -> None:
     monitor, log = make_monitor()
-    take_steps(monitor, *[untrained("zero variance")] * 20)
-    assert len(log.events) == 2
+    take_steps(monitor, *[untrained("zero variance"), {}] * 60)
+    assert len(log.events) == 2 and "(in 10 steps so far)" in str(log.events[1])
+
+
+def test_a_run_in_which_nothing_is_trained_says_what_its_attempts_did() -> None:
+    cut = [make_trajectory(n, 0, status=Status.OUT_OF_TOKENS, rewards={"right": 0.0}) for n in range(2)]
+    (called,) = calling(None).trajectories
+    monitor, log = make_monitor(max_tokens=32)
+    take_steps(monitor, untrained("zero variance"), attempts=[*cut, replace(called, rewards={"right": 0.0})])
+    (warning,) = map(str, log.events)
+    assert "2 of 3 attempts were cut (max_tokens 32); 1 of 3 had a valid call; reward right was 0 in all" in warning
+
+
+def test_a_step_in_which_every_call_is_invalid_names_the_tools() -> None:
+    unknown = with_errors(calling(*["no"] * 8), *[ToolErrorKind.UNKNOWN_TOOL] * 8).trajectories
+    finding = check_calls(unknown, ["boom"])
+    assert finding is not None
+    assert "all 8 calls of the step are invalid; 8 name a tool that does not exist, such as 'search'" in finding.text
+    assert "the tools are: boom" in finding.text
+    assert check_calls(with_errors(calling(*["no"] * 7), *[ToolErrorKind.UNKNOWN_TOOL] * 7).trajectories, []) is None
+    mixed = [*[ToolErrorKind.UNKNOWN_TOOL] * 7, ToolErrorKind.RAISED]
+    assert check_calls(with_errors(calling(*["no"] * 8), *mixed).trajectories, ["boom"]) is None
+
+
+def test_a_run_in_which_every_attempt_failed_is_no_success_however_short_it_is() -> None:
+    monitor, _ = make_monitor(steps=9)
+    monitor.on_group(selected(failing(2, 2, 0)))
+    with pytest.raises(RunStopped, match="2 of the last 2 attempts failed"):
+        monitor.on_end()
+    monitor.on_group(selected(calling(None, group_id=1)))
+    monitor.on_end()
+    lenient, _ = make_monitor(steps=9, monitor=MonitorConfig(failure_share=1.0))
+    lenient.on_group(selected(failing(2, 2, 0)))
+    lenient.on_end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards", "trusted"),
+    [
+        ({"reward_weights": {"em": 0.0}}, ("f1", "em"), "em"),
+        ({"reward_weights": {"em": 0.0}, "monitor": MonitorConfig(true_reward="f1")}, ("f1", "em"), "f1"),
+        ({"reward_weights": {"solved": 0.0}}, ("solved", "style"), "solved"),  # without exact match the first one
+        ({"reward_weights": {"style": 0.0}}, ("solved", "style"), ""),
+        ({}, ("em",), ""),
+        ({}, (), ""),
+    ],
+)
+def test_a_metric_of_weight_zero_is_the_true_reward(settings: Any, rewards: Any, trusted: str) -> None:
+    assert true_reward(TrainConfig(**settings), rewards) == trusted
 
 
 @pytest.mark.parametrize("stop", [3, 5, 8])
@@ -384,7 +436,7 @@ def hacking_steps(monitor: HealthMonitor, steps: Sequence[tuple[float, float]]) 
     """Return the numbers of the steps in which the monitor warns."""
     warned: list[int] = []
     for number, (proxy, true) in enumerate(steps):
-        findings = monitor.on_step(trained(), version(), version(), {PROXY: proxy, TRUE: true})
+        findings = monitor.on_step(trained(), (), version(), version(), {PROXY: proxy, TRUE: true})
         warned += [number] * len(findings)
     return warned
 

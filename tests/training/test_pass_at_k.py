@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.config import Layer, resolve
-from agent_r1.core.errors import InvalidInput
+from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
@@ -25,7 +25,7 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.training.config import EvalConfig, TrainConfig
-from agent_r1.training.evaluate import Method, measure_pass_at_k, sampled_cell
+from agent_r1.training.evaluate import Method, make_table, measure_pass_at_k, sampled_cell
 from agent_r1.training.metrics import majority_score, pass_at_k
 from agent_r1.training.progress import SilentProgress
 
@@ -78,7 +78,7 @@ class BrokenEnv(ToolEnv):
         raise OSError("no browser")
 
 
-def test_attempts_that_failed_are_named_and_not_only_counted_as_wrong() -> None:
+def test_attempts_that_failed_are_named_and_not_counted_as_wrong() -> None:
     tasks = [Task(f"t{n}", (Message.user(str(n)),), {"answers": ("yes",)}, "test") for n in range(2)]
     taskset = TaskSet("w", BrokenEnv([]), lambda split: tasks, (FunctionScorer({"em": exact_match}),))
     renderer = TemplateRenderer(hermes_tokenizer())
@@ -87,9 +87,13 @@ def test_attempts_that_failed_are_named_and_not_only_counted_as_wrong() -> None:
     measured = asyncio.run(
         measure_pass_at_k(Method("m", agent, taskset.env), taskset, 2, 2, 4, RolloutLimits(), progress)
     )
-    assert measured.cells["test"].one == 0.0
+    assert measured.cells == {}
     assert progress.lines[-1].startswith("m on test, sampled: 8 of 8 failed, 8 of them: ")
     assert "no browser" in progress.lines[-1]
+    with pytest.raises(
+        AgentR1Error, match=r"every attempt of the evaluation failed, 2 of 2 for this reason: .*no browser"
+    ):
+        asyncio.run(make_table([Method("m", agent, taskset.env)], taskset, 2, RolloutLimits(), progress))
 
 
 ACTION = Action(Message.assistant("a"), "a")

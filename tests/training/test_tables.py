@@ -36,6 +36,7 @@ REPORT = TrainReport(Path("runs/demo"), 12, 3.5, TABLE, PassAtK(16, 32, {"style-
 
 def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
     cell = make_cell([EvalResult(1.0, 1.0)] * 180 + [EvalResult(0.0, 0.3)] * 20)
+    assert cell is not None
     assert (cell.em, cell.f1, cell.n) == (0.9, pytest.approx(0.93), 200)
     # The interval is where a score test at the 97.5 % quantile neither accepts nor rejects.
     for bound in (cell.low, cell.high):
@@ -62,9 +63,8 @@ def test_the_seconds_of_a_run_that_was_resumed_are_those_since() -> None:
 
 
 def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
-    cell = make_cell(
-        [EvalResult(1.0, 1.0, 1.0), EvalResult(0.0, 0.5, 1.0), EvalResult(0.0, 0.0), EvalResult(0.0, 0.0, 0.0)]
-    )
+    cell = make_cell([EvalResult(1.0, 1.0, 1.0), EvalResult(0.0, 0.5, 1.0), *[EvalResult(0.0, 0.0, 0.0)] * 2])
+    assert cell is not None
     assert (cell.em, cell.f1, cell.sub) == (0.25, 0.375, 0.5)
     table = Table({"trained": {"hotpotqa": cell}}, {})
     assert table_json(table)["table"]["trained"]["hotpotqa"]["sub"] == 0.5
@@ -75,9 +75,18 @@ def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
     assert "sub" not in table_json(without)["table"]["trained"]["hotpotqa"]
 
 
-def test_a_cell_without_answers_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        make_cell([])
+def test_failed_attempts_are_no_wrong_answers() -> None:
+    right, failed = EvalResult(1.0, 1.0), EvalResult(0.0, 0.0, failure="no browser")
+    cell = make_cell([right, failed, EvalResult(0.0, 0.0), failed])
+    assert cell is not None and (cell.em, cell.f1, cell.n, cell.failed) == (0.5, 0.5, 2, 2)
+    assert make_cell([failed] * 3) is None
+    table = Table({"trained": {"hotpotqa": cell, "musique": None}}, {})
+    shown = table_json(table)["table"]["trained"]
+    assert shown["hotpotqa"]["failed"] == 2 and shown["musique"] is None
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_report(TrainReport(Path("r"), 1, 1.0, table)))
+    assert "without 2 failed" in out.getvalue() and "all failed" in out.getvalue()
+    assert " ".join(out.getvalue().split()).count("questions: 4") == 1
 
 
 @given(st.integers(1, 2000), st.data())
