@@ -41,7 +41,7 @@ from agent_r1.trainer.protocol import (
 )
 
 NOT_FINITE = "the loss or a gradient was not finite"
-NO_ADVANTAGE = "advantage 0 on every token"
+NO_ADVANTAGE = "no token has an advantage"
 GREEDY = "greedy attempt, to compare with"
 REJECTED = "rejected: sampler and trainer disagree"
 MASKED = "no token has a policy loss: all are masked or rejected"

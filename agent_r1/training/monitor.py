@@ -503,13 +503,14 @@ class HealthMonitor:
         """
         state, metrics = self.state, update.metrics
         entropy, starts = metrics.get("entropy"), state.start_entropies
+        read = f"; read one: agent-r1 show {run_argument(self._folder)} worst"
         proxies = state.proxies + (((proxy[PROXY], proxy[TRUE]),) if proxy else ())
         results: Iterable[Finding | None] = (
             check_weights(served, published),
             check_finite(metrics, self._limits.patience),
             check_logprob_gap(metrics, self._gap_limit, self._limits.patience),
             check_calls(attempts, self._tools),
-            check_contrast(update, describe_attempts(attempts, self._config.max_tokens)),
+            check_contrast(update, describe_attempts(attempts, self._config.max_tokens) + read),
             check_entropy(entropy, starts),
             check_memory(update.micro_tokens, self._config.trainer.micro_tokens),
             None if state.hacking_warned else check_reward_hacking(proxies),
