@@ -9,6 +9,7 @@ import math
 import random
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,25 +36,54 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MARKS = str.maketrans("", "", "™®©℠")
+_WRITTEN_APART = ((re.compile(r"(?<=\d)(?=[⁰¹²³⁴-⁹])"), "^"), (re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])"), " "))
+_ONE_FORM = (
+    (re.compile(r"(?<=\d)\s*(?:%|per ?cent\b)"), "%"),
+    (re.compile(r"(?<=\d)\s+-\s+(?=\d)"), "-"),
+    (re.compile(r"(?<![\w.])\.(?=\d)"), "0."),
+    (re.compile(r"(?<=\d),(?!\d{3}(?!\d))(?=\d)"), " "),
+    # Not in "A, B", "A+" and "Vitamin A", where the letter is a name.
+    (re.compile(r"""(?<![^\s"'*_(\[])(?:a|an|the)["'*_)]*\s+(?=\S)"""), ""),
+)
+_MEANINGFUL = re.compile(
+    r"""(?<=\d)[-.:/^*'](?=\d)     # 1.5, 1/2, 12:30, 1939-1945, 5'11
+    | (?<![\w)])-(?=[$]?\.?\d)    # -5
+    | (?<=\d)%
+    | (?<=\w)\++ | (?<=[^\W\d_])\#  # C++, C#, A+, 18+
+    | (?:(?<=\b[a-z])|(?<=\b[a-z]{2}))-(?![\w-])  # A-, Cl-
+    | (?<!\w)[<>]=?(?=\s*-?\.?\d)  # <5
+    """,
+    re.VERBOSE,
+)
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+
+
+Normalization = Callable[[str], str]
+"""A rule that gives equal answers the same text: :func:`normalize`, or :func:`benchmark_normalize`."""
+
+
+def score_answer(
+    score: Callable[[str, Sequence[str], Normalization], float], rule: Normalization, trajectory: Trajectory, task: Task
+) -> float:
+    """Return ``score(answer, gold answers, rule)`` for the final answer; 0.0 without an answer."""
+    answer = final_answer(trajectory)
+    return 0.0 if answer is None else score(answer, gold_answers(task), rule)
 
 
 def exact_match(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the final answer equals a gold answer after normalization, otherwise 0.0."""
-    answer = final_answer(trajectory)
-    return 0.0 if answer is None else exact_match_score(answer, gold_answers(task))
+    return score_answer(exact_match_score, normalize, trajectory, task)
 
 
 def f1(trajectory: Trajectory, task: Task) -> float:
     """Return the highest F1 over words between the final answer and a gold answer, in [0, 1]; 0.0 without an answer."""
-    answer = final_answer(trajectory)
-    return 0.0 if answer is None else f1_score(answer, gold_answers(task))
+    return score_answer(f1_score, normalize, trajectory, task)
 
 
 def sub_match(trajectory: Trajectory, task: Task) -> float:
     """Return 1.0 if the final answer contains a gold answer after normalization, otherwise 0.0."""
-    answer = final_answer(trajectory)
-    return 0.0 if answer is None else sub_match_score(answer, gold_answers(task))
+    return score_answer(sub_match_score, normalize, trajectory, task)
 
 
 def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
@@ -106,15 +136,50 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces."""
+    """Return the text in lower case and in one form of Unicode, without punctuation and articles, with single spaces.
+
+    What carries meaning stays: sign, point, slash and percent of numbers, and "+" and "#" after letters, as in "C++".
+    If nothing else is left, all punctuation stays.
+
+    Example:
+        >>> normalize("The “Louvre”, Paris"), normalize("-1.50 %"), normalize("C++!"), normalize("!!!")
+        ('louvre paris', '-1.50%', 'c++', '!!!')
+    """
+    text = text.translate(_MARKS)
+    for pattern, written in _WRITTEN_APART:  # before NFKC, which makes "102" of "10²"
+        text = pattern.sub(written, text)
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    text = text.replace("\N{FRACTION SLASH}", "/")
+    plain = " ".join("".join(map(_as_ascii_punctuation, text)).split())
+    for pattern, written in _ONE_FORM:
+        plain = pattern.sub(written, plain)
+    kept = {found.start() + i for found in _MEANINGFUL.finditer(plain) for i in range(len(found[0]))}
+    plain = "".join(c for i, c in enumerate(plain) if c not in string.punctuation or i in kept)
+    return " ".join((plain if plain.strip() else text).split())
+
+
+def _as_ascii_punctuation(character: str) -> str:
+    category = unicodedata.category(character)
+    if category == "Cf":  # such as a zero-width space
+        return ""
+    if category == "Pd" or character == "\N{MINUS SIGN}":
+        return "-"
+    return '"' if category[0] == "P" and character > "\x7f" and character != "‰" else character
+
+
+def benchmark_normalize(text: str) -> str:
+    """Return the text in lower case, without ASCII punctuation and articles, and with single spaces.
+
+    This is the rule of SQuAD's and HotpotQA's scripts. It deletes meaning: "-1.5" becomes "15", and "A" becomes "".
+    """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def exact_match_score(prediction: str, answers: Sequence[str]) -> float:
-    return float(normalize(prediction) in map(normalize, answers))
+def exact_match_score(prediction: str, answers: Sequence[str], rule: Normalization = normalize) -> float:
+    return float(rule(prediction) in map(rule, answers))
 
 
-def f1_score(prediction: str, answers: Sequence[str]) -> float:
+def f1_score(prediction: str, answers: Sequence[str], rule: Normalization = normalize) -> float:
     """Return the highest F1 over words between the prediction and one of the gold ``answers``, in [0, 1].
 
     Texts that are equal after normalization have F1 1.0, even if both are empty (as in SQuAD 2.0).
@@ -123,8 +188,8 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
         >>> f1_score("Walt Disney Company", ["Walt Disney"])
         0.8
     """
-    best, prediction = 0.0, normalize(prediction)
-    for answer in map(normalize, answers):
+    best, prediction = 0.0, rule(prediction)
+    for answer in map(rule, answers):
         if prediction == answer:
             return 1.0
         # as in HotpotQA's script, "yes", "no" and "noanswer" have F1 0 with every other answer
@@ -136,21 +201,25 @@ def f1_score(prediction: str, answers: Sequence[str]) -> float:
     return best
 
 
-def sub_match_score(prediction: str, answers: Sequence[str]) -> float:
+def sub_match_score(prediction: str, answers: Sequence[str], rule: Normalization = normalize) -> float:
     """Return 1.0 if the normalized prediction contains the words of a normalized gold answer, else 0.0."""
-    prediction = normalize(prediction)
-    return float(
-        any(f" {answer} " in f" {prediction} " if answer else not prediction for answer in map(normalize, answers))
-    )
-
-
-ANSWER_REWARDS = (exact_match, f1, sub_match, gated_exact_match)
-"""The reward functions that read ``task.data["answers"]``."""
+    prediction = rule(prediction)
+    return float(any(f" {answer} " in f" {prediction} " if answer else not prediction for answer in map(rule, answers)))
 
 
 RewardFunction = Callable[[Trajectory, Task], Any]
 """A sync or async function (trajectory, task) -> a reward, or a mapping from names to rewards. A reward is a number, or
 a tuple with one number per turn."""
+
+ANSWER_REWARDS = (exact_match, f1, sub_match, gated_exact_match)
+"""The reward functions that read ``task.data["answers"]``."""
+
+BENCHMARK_REWARDS: Mapping[str, RewardFunction] = {
+    "em": partial(score_answer, exact_match_score, benchmark_normalize),
+    "f1": partial(score_answer, f1_score, benchmark_normalize),
+    "sub_match": partial(score_answer, sub_match_score, benchmark_normalize),
+}
+"""The scores that are reported for question answering benchmarks, by the rule of their scripts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import string
+import unicodedata
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from agent_r1.rewards.scoring import exact_match_score, extract_answer, f1_score, normalize, sub_match_score
+from agent_r1.rewards.scoring import (
+    benchmark_normalize,
+    exact_match_score,
+    extract_answer,
+    f1_score,
+    normalize,
+    sub_match_score,
+)
 
 words = st.sampled_from(
     ["a", "an", "the", "yes", "no", "noanswer", "alba", "Bruno", "rules", "The", "king's", "-", "3.5"]
@@ -51,8 +60,42 @@ def reference_normalize(text: str) -> str:
 
 
 @given(phrases | st.text(string.ascii_letters + string.digits + string.punctuation + " \t\n", max_size=30))
-def test_normalization_equals_the_rule_applied_word_by_word(text: str) -> None:
-    assert normalize(text) == reference_normalize(text)
+def test_the_rule_of_the_benchmarks_is_applied_word_by_word(text: str) -> None:
+    assert benchmark_normalize(text) == reference_normalize(text)
+
+
+PAIRS = Path(__file__).parent / "answer_pairs.tsv"
+"""Pairs (verdict, family, gold answer, answer), judged by hand. Characters can be written as in Python: \\u200b."""
+
+
+def read_pairs() -> list[tuple[str, str, str]]:
+    lines = (line.encode("latin-1", "backslashreplace") for line in PAIRS.read_text("utf-8").splitlines()[1:])
+    rows = [line.decode("unicode_escape").split("\t") for line in lines]
+    return [(verdict, gold, answer) for verdict, _, gold, answer in rows]
+
+
+def test_answers_are_equal_as_a_reader_would_judge() -> None:
+    pairs = read_pairs()
+    assert [pair for pair in pairs if (exact_match_score(pair[2], [pair[1]]) == 1.0) != (pair[0] == "equal")] == []
+    assert [pair for pair in pairs if (f1_score(pair[2], [pair[1]]) == 1.0) != (pair[0] == "equal")] == []
+    assert {verdict for verdict, *_ in pairs} == {"equal", "different"} and len(pairs) > 100
+    # Control: the rule of the benchmarks disagrees.
+    assert any(
+        benchmark_normalize(gold) == benchmark_normalize(said) for verdict, gold, said in pairs if verdict[0] == "d"
+    )
+
+
+@given(phrases | st.text(max_size=20))
+def test_normalization_ignores_case_and_composition_and_leaves_no_text_empty(text: str) -> None:
+    assert normalize(unicodedata.normalize("NFD", text)) == normalize(unicodedata.normalize("NFC", text))
+    assert bool(normalize(text)) or not text.strip()
+
+
+@given(st.text(string.ascii_letters + " .,!?", max_size=30))
+def test_words_are_compared_as_in_the_benchmarks(text: str) -> None:
+    # apart from articles before punctuation or at the end, and texts of which nothing is left
+    words = [word for word in text.split() if benchmark_normalize(word)]
+    assert normalize(f"{' '.join(words)} end") == benchmark_normalize(f"{' '.join(words)} end")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +115,12 @@ def test_normalization_equals_the_rule_applied_word_by_word(text: str) -> None:
         ("yes", ["yes they are"], 0, 0, 0),
         ("no", ["yes"], 0, 0, 0),
         ("unknown", ["no"], 0, 0, 0),
-        ("the", ["A"], 1, 1, 1),
+        ("the", ["A"], 0, 0, 0),
+        ("!!!", ["A"], 0, 0, 0),
         ("Bruno", ["the"], 0, 0, 0),
+        ("It is C++.", ["C"], 0, 0, 0),
+        ("It is C++.", ["C++"], 0, 0.5, 1),
+        ("It is -1.5 today", ["-1.5"], 0, 0.4, 1),
         ("1,000", ["1000"], 1, 1, 1),
     ],
 )
@@ -106,7 +153,8 @@ def reference_f1(prediction: str, answer: str) -> Fraction:
 
 @given(phrases, st.lists(phrases, min_size=1, max_size=4))
 def test_f1_equals_its_definition(prediction: str, answers: list[str]) -> None:
-    assert f1_score(prediction, answers) == pytest.approx(float(max(reference_f1(prediction, one) for one in answers)))
+    best = float(max(reference_f1(prediction, one) for one in answers))
+    assert f1_score(prediction, answers, benchmark_normalize) == pytest.approx(best)
 
 
 @given(anything, golds, anything)

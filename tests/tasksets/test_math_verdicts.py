@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from extras import requires
@@ -94,6 +95,19 @@ def test_equal_mathematics_is_accepted_in_common_notations(gold: str, checker: A
 def test_an_uncomputed_answer_or_another_kind_of_object_is_wrong(gold: str, checker: AnswerChecker) -> None:
     found = verdicts(checker, [(gold, answer) for answer in REFUSED[gold]])
     assert {pair: each for pair, each in found.items() if each.correct is not False} == {}
+
+
+PAIRS = Path(__file__).parent / "math_pairs.tsv"
+"""Pairs (verdict, family, gold answer, answer), judged by hand."""
+
+
+@pytest.mark.parametrize("verdict", ["equal", "different"])
+def test_pairs_of_answers_are_equal_as_a_reader_would_judge(verdict: str, checker: AnswerChecker) -> None:
+    rows = [line.split("\t") for line in PAIRS.read_text("utf-8").splitlines()[1:]]
+    pairs = [(gold, said) for judged, _, gold, said in rows if judged == verdict]
+    assert len(pairs) >= 150
+    found = verdicts(checker, pairs)
+    assert {pair: each for pair, each in found.items() if each.correct is not (verdict == "equal")} == {}
 
 
 @pytest.mark.parametrize(

@@ -7,39 +7,82 @@ the question, such as ``\sqrt{242}`` for the gold answer ``11\sqrt{2}``.
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
+from itertools import groupby
 
-_SIGNS = str.maketrans(
-    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width forms of ASCII characters
-    | {"\N{MINUS SIGN}": "-", "²": "^2", "³": "^3", "π": r"\pi ", "∞": r"\infty ", "°": r"^\circ ", "·": r"\cdot "}
-    | {"\N{MULTIPLICATION SIGN}": r"\times ", "≤": r"\le ", "≥": r"\ge ", "÷": "/", "\N{NO-BREAK SPACE}": " "}
+_SYNONYMS = {
+    "": "! left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle",
+    " ": ", : ; > quad qquad enspace thinspace medspace thickspace space nobreakspace",
+    r"\le ": "le leq leqq leqslant ≤ ⩽",
+    r"\ge ": "ge geq geqq geqslant ≥ ⩾",
+    r"\ne ": "ne neq ≠",
+    "<": "lt",
+    ">": "gt",
+    r"\emptyset ": "emptyset varnothing ∅",
+    r"\cup ": "cup \N{UNION}",
+    r"\cap ": "cap ∩",
+    r"\in ": "in ∈",
+    r"\pm ": "pm ±",
+    r"\cdot ": "cdot · ⋅ ∙",
+    r"\times ": "times \N{MULTIPLICATION SIGN}",
+    r"\infty ": "infty ∞",
+    r"\pi ": "pi π",
+    r"\theta ": "theta θ",
+    r"^\circ ": "degree ° º ˚ ∘",
+    r"\frac": "frac dfrac tfrac cfrac",
+    r"\text": "text textbf textit textrm textnormal mathrm mathbf mathit mathsf mbox",
+    r"\{": "lbrace",
+    r"\}": "rbrace",
+    "[": "lbrack",
+    "]": "rbrack",
+    "/": "÷ \N{FRACTION SLASH}",
+    "-": "\N{MINUS SIGN}",
+    "%": "%",
+    "$": "$",
+}
+_CANONICAL = {name: text for text, names in _SYNONYMS.items() for name in names.split()} | {" ": " "}
+# As in LaTeX, the name of a command ends before the first character that is no letter: "x\ge3" contains \ge.
+_COMMAND = re.compile(r"\\([a-zA-Z]+|.)", re.DOTALL)
+_IMAGINARY = re.compile(
+    r"(?<=\d)i(?![a-zA-Z])"
+)  # math-verify reads "3 i" as a complex number, and "3i" as 3 times a letter
+_EMPTY_SET = re.compile(r"\\\{\s*\\\}")
+_MATRIX = re.compile(
+    r"[(\[]\s*\\begin\{(?P<kind>matrix|array)\}(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=kind)\}\s*[)\]]", re.DOTALL
 )
 _ROOT = re.compile(r"√\s*(?:\((?P<inner>[^()]*)\)|(?P<bare>\w+))")
-_CURRENCY = re.compile(r"^\s*(?P<sign>-?)\s*(?:\\?\$|\\pounds\b|[£€¥])\s*(?=[-\d.])|\s*(?:\\?\$|[£€¥])\s*$")
-_BEFORE = re.compile(r"^(?:=|[a-z]\s*\\in\b)\s*")
-_AFTER = re.compile(r"(?:\\[,!;: ]|[.,;\s])+$")
-_BETWEEN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\s(?:and|or)\s)\s*")
-_WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_CURRENCY = re.compile(r"^\s*(?P<sign>-?)\s*(?:[$£€¥₹]|\\pounds(?![a-zA-Z]))\s*(?=[-\d.])|\s*[$£€¥₹]\s*$")
+_BEFORE = re.compile(r"^(?:=|[a-z]\s*\\in )\s*")
+_AFTER = re.compile(r"[.,;\s]+$")
+_PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|%)\s*\}|percent)$")
+_BETWEEN = re.compile(r"(?:\s*,)?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s,])(?:and|or)\s)\s*")
+_WRAPPED = re.compile(r"\\text\s*\{([^{}]*)\}")
+_WRAPPED_DIGITS = re.compile(r"\\text\s*\{\s*(\w*\d\w*)\s*\}")
 _DIGITS_APART = re.compile(r"(?<=\d)(,?)(?:\\[,!;: ]|\{,\}|~)\s*(?=\d)")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?")
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
 _WITH_UNIT = re.compile(
     rf"(?P<number>{_NUMBER}|[-+]?\d+ \d+/\d+)\s+(?P<unit>[A-Za-z]+(?:[ /.-]+[A-Za-z]+)*)\.?(?:\s*\^\s*\{{?[23]\}}?)?"
 )
+_WITH_SHORT_UNIT = re.compile(
+    rf"(?P<number>{_NUMBER})(?:cm|mm|km|ft|in|kg|mg|ml|lbs?|oz|hrs?|mph|kph)(?:\^\{{?[23]\}}?)?"
+)
+_WRAPPED_UNIT = re.compile(r"(?<=\S)\s*(?:\\text\s*\{(?P<unit>[^{}\d]*)\}\s*(?:\^\s*(?:[23]|\{[23]\}))?[\s/.]*)+$")
 _SHORT_UNIT = re.compile("cm|mm|km|ft|in|kg|mg|ml|mi|lb|lbs|oz|hr|hrs|mph|kph|m|s|g|h|l")
 _NO_UNIT = re.compile(
     "am|pm|and|or|not|plus|minus|times|over|squared|cubed|percent|half|hundred"
-    "|thousand|million|billion|dozen|sin|cos|tan|sqrt|log|the|mod|base|choose|more|less"
+    "|thousand|million|billion|dozen|sin|cos|tan|sqrt|log|mod|base|choose|more|less"
 )
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_SCALED = re.compile(rf"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?)\s*(?P<scale>{'|'.join(_SCALES)})(?:\s.*)?")
 _SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}")
 _MIXED = re.compile(r"(?P<sign>-?)(?P<whole>\d+) +(?P<top>\d+)/(?P<bottom>0*[1-9]\d*)")
 _REPEATING = re.compile(r"(?P<sign>-?)(?P<whole>\d*)\.(?P<head>\d*)\\overline\s*\{(?P<tail>\d+)\}")
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+)")
-_FRACTION = re.compile(
-    r"(?P<sign>-?)\\[dt]?frac\s*(?:\{(?P<top>\d+)\}|(?P<one>\d))\s*(?:\{(?P<bottom>\d+)\}|(?P<other>\d))"
-)
-_ORDER = re.compile(r"<|>|\\leq?\b|\\geq?\b")
+_FRACTION = re.compile(r"(?P<sign>-?)\\frac\s*(?:\{(?P<top>\d+)\}|(?P<one>\d))\s*(?:\{(?P<bottom>\d+)\}|(?P<other>\d))")
+_ORDER = re.compile(r"<|>|\\[lg]e ")
 _NAME = re.compile(r"[a-zA-Z]")
 
 
@@ -50,12 +93,45 @@ def normalize_answer(answer: str) -> str:
         >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
         ('1000', '3/2', '(-\\infty,2)')
     """
-    text = answer.translate(_SIGNS).strip().removeprefix("$").removesuffix("$").strip()
+    text = canonical(_DIGITS_APART.sub(r"\1", answer)).strip().removeprefix("$").removesuffix("$").strip()
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found['inner'] or found['bare']}}}", text)
+    text = _MATRIX.sub(lambda found: rf"\begin{{pmatrix}}{found['rows']}\end{{pmatrix}}", text)
     text = _AFTER.sub("", _BEFORE.sub("", text))
-    text = _CURRENCY.sub(lambda found: found["sign"] or "", text)
-    text = _DIGITS_APART.sub(r"\1", text).strip()
-    return _BETWEEN.sub(", ", _as_intervals(_as_number(_without_unit(text))))
+    text = _CURRENCY.sub(lambda found: found["sign"] or "", text).strip()
+    number = _PERCENT.sub("", text)
+    percent = "%" if number != text else ""
+    return _BETWEEN.sub(", ", _as_intervals(_as_number(_without_unit(number)))) + percent
+
+
+def canonical(text: str) -> str:
+    r"""Return LaTeX with one spelling for each command and character that have synonyms.
+
+    Example:
+        >>> canonical(r"5\,\mathrm{cm}"), canonical(r"x\geqslant3"), canonical("2½x²")
+        ('5 \\text{cm}', 'x\\ge 3', '2\\frac{1}{2}x^{2}')
+    """
+    text = "".join(_CANONICAL.get(character, character) if character > "\x7f" else character for character in text)
+    text = "".join(_as_ascii(kind, "".join(run)) for kind, run in groupby(text, _script))
+    text = _COMMAND.sub(lambda found: _CANONICAL.get(found[1], found[0]), text)
+    text = text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
+    text = _IMAGINARY.sub(" i", text)
+    return _WRAPPED_DIGITS.sub(r"\1", _EMPTY_SET.sub(r"\\emptyset ", text))
+
+
+def _script(character: str) -> str:
+    kind = unicodedata.decomposition(character).partition(" ")[0]
+    return kind if kind in ("<super>", "<sub>", "<fraction>") else ""
+
+
+def _as_ascii(kind: str, text: str) -> str:
+    # NFKC alone would make "x2" of "x²" and "21/2" of "2½".
+    text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
+    if kind == "<fraction>":
+        return re.sub("(\\d+)\N{FRACTION SLASH}(\\d+)", r"\\frac{\1}{\2}", text)
+    if kind:
+        return f"{'^' if kind == '<super>' else '_'}{{{text}}}"
+    categories = ((character, unicodedata.category(character)) for character in text)
+    return "".join("-" if category == "Pd" else character for character, category in categories if category != "Cf")
 
 
 def repeating_decimal(answer: str) -> str:
@@ -69,16 +145,31 @@ def repeating_decimal(answer: str) -> str:
     return f"{found['sign']}{value}"
 
 
+def without_percent(gold: str, said: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of answers to compare: if only one answer is a percentage, "50%" can be 50 or 0.5."""
+    pair = gold.removesuffix("%"), said.removesuffix("%")
+    if gold.endswith("%") == said.endswith("%"):
+        return (pair,)
+    return pair, (rf"\frac{{{pair[0]}}}{{100}}", said) if gold.endswith("%") else (gold, rf"\frac{{{pair[1]}}}{{100}}")
+
+
 def strip_notation(text: str) -> str:
     """Return a text without spaces, braces and layout commands, with ``a/b`` for simple fractions, in lower case."""
-    text = _FRACTION.sub(_over, text)
-    bare = re.sub(r"\\(?:left|right|text|mathrm|mathbf|displaystyle)\b|\\[,!;: ]|\^\{?\\circ\}?|[\s{}$]", "", text)
-    return re.sub(r"\\[dt]frac\b", r"\\frac", bare).casefold()
+    text = _FRACTION.sub(_over, canonical(text))
+    return re.sub(r"\\text(?![a-zA-Z])|\^\{?\\circ\s*\}?|[\s{}$]", "", text).casefold()
 
 
 def _without_unit(text: str) -> str:
-    found = _WITH_UNIT.fullmatch(re.sub(r"(?:\\ )? +", " ", _WRAPPED.sub(r" \1", text)).strip())
-    return found["number"] if found and _is_unit(found["unit"]) else text
+    plain = re.sub(" +", " ", _WRAPPED.sub(r" \1", text)).strip()
+    if scaled := _SCALED.fullmatch(plain):
+        return f"{Decimal(scaled['number'].replace(',', '')) * _SCALES[scaled['scale']]:f}"
+    if short := _WITH_SHORT_UNIT.fullmatch(plain):
+        return short["number"]
+    if (found := _WITH_UNIT.fullmatch(plain)) and _is_unit(found["unit"]):
+        return found["number"]
+    wrapped = _WRAPPED_UNIT.search(text)
+    words = re.split("[^a-z]+", wrapped["unit"].replace(".", "").casefold()) if wrapped else ()
+    return text if wrapped is None or any(map(_NO_UNIT.fullmatch, words)) else text[: wrapped.start()]
 
 
 def _is_unit(text: str) -> bool:
@@ -107,24 +198,36 @@ def _over(found: re.Match[str]) -> str:
 
 def _as_intervals(text: str) -> str:
     # Inequalities of one letter, such as "x<2 or x>3", become a union of intervals.
-    parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup)\s*", text)
+    parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup )\s*", text)
     intervals = [_interval(part) for part in parts]
     return r"\cup".join(each for each in intervals if each) if all(intervals) else text
 
 
 def _interval(text: str) -> str | None:
     sides, signs = [side.strip() for side in _ORDER.split(text)], _ORDER.findall(text)
-    if len(signs) == 2 and _NAME.fullmatch(sides[1]) and all(s[0] == "<" or s.startswith(r"\le") for s in signs):
-        return f"{_opening(signs[0])}{sides[0]},{sides[2]}{_closing(signs[1])}"
-    if len(signs) != 1 or not all(sides):
+    if sum(map(_below, signs)) == 0:  # "2>x" is written as "x<2"
+        sides, signs = sides[::-1], [sign.translate(_TURNED) for sign in signs[::-1]]
+    if not all(map(_below, signs)) or not all(sides):
         return None
-    (sign,), (left, right) = signs, sides
-    if _NAME.fullmatch(right) and not _NAME.fullmatch(left):
-        left, right, sign = right, left, sign.translate(str.maketrans("<>lg", "><gl"))
-    if not _NAME.fullmatch(left) or _NAME.search(re.sub(r"\\[a-zA-Z]+", "", right)):
-        return None
-    below = sign[0] == "<" or sign.startswith(r"\le")
-    return rf"(-\infty,{right}{_closing(sign)}" if below else rf"{_opening(sign)}{right},\infty)"
+    match sides:
+        case [low, name, high] if _NAME.fullmatch(name):
+            return f"{_opening(signs[0])}{low},{high}{_closing(signs[1])}"
+        case [name, high] if _NAME.fullmatch(name) and _is_value(high):
+            return rf"(-\infty,{high}{_closing(signs[0])}"
+        case [low, name] if _NAME.fullmatch(name) and _is_value(low):
+            return rf"{_opening(signs[0])}{low},\infty)"
+    return None
+
+
+_TURNED = str.maketrans("<>lg", "><gl")
+
+
+def _below(sign: str) -> bool:
+    return sign[0] == "<" or sign.startswith(r"\l")
+
+
+def _is_value(text: str) -> bool:
+    return not _NAME.search(re.sub(r"\\[a-zA-Z]+", "", text))
 
 
 def _opening(sign: str) -> str:
@@ -140,11 +243,12 @@ _NAMED = re.compile(r"\\(sum|prod|int|lim|gcd|lcm|binom|min|max|pmod|bmod|mod|lf
 _PLAIN_NAMED = re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|min|max|floor|ceil|binom)\s*\(")
 _FUNCTION = re.compile(r"\\?(log|ln|lg|exp|sin|cos|tan|cot|sec|csc|sqrt)(?![a-zA-Z])|\|(?=.*\|)")
 _SCALE = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{-?\d+\}|\d)")
-_TERM = r"(?:\d+(?:\.\d+)?|\\[dt]?frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
+_TERM = r"(?:\d+(?:\.\d+)?|\\frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
 _ARITHMETIC = re.compile(
     rf"(?<![\w^.]){_TERM}\s*(?:[-+*]|\\cdot|\\times|\\div)\s*[-(]*{_TERM}(?!\s*(?:[\w.^]|\\(?:sqrt|pi|cdot)))"
 )
 _POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\)|\})\s*(?:\^|\*\*)\s*(?!\{?\\circ)")
+_FRACTIONAL_POWER = re.compile(r"\^\s*\{\s*(?:\d+/\d+|\\frac\s*\{?\d+\}?\s*\{?\d+\}?)\s*\}")
 _LETTERS = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ie](?![a-zA-Z])")
 _EXPRESSION = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", re.DOTALL)
@@ -209,7 +313,7 @@ def _operators(answer: str) -> set[str]:
     # variable ("x + 1") only named operations such as "gcd" count. Every letter is a variable, except the constants i
     # and e and the letters of LaTeX commands.
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
-    text = _SCALE.sub("", answer)
+    text = _FRACTIONAL_POWER.sub(r"\\sqrt", _SCALE.sub("", answer))
     if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
         return found
     found |= {"!"} if "!" in text else set()
@@ -219,7 +323,7 @@ def _operators(answer: str) -> set[str]:
 
 
 def _kind(answer: str) -> str:
-    text = re.sub(r"\\left|\\right|\s", "", answer)
+    text = re.sub(r"\s", "", answer)
     if text.startswith(r"\{"):
         return "set"
     if r"\cup" in text:

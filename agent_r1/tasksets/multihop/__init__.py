@@ -13,7 +13,14 @@ from agent_r1.envs.tool_env import NaiveRag, ToolEnv
 from agent_r1.retrieval.client import build_index, open_retriever
 from agent_r1.retrieval.config import IndexConfig
 from agent_r1.retrieval.retriever import TOP_K, Passage, RetrievalError, Retriever, search_tool, unique
-from agent_r1.rewards.scoring import FunctionScorer, exact_match, exact_match_score, f1, gated_exact_match, sub_match
+from agent_r1.rewards.scoring import (
+    BENCHMARK_REWARDS,
+    FunctionScorer,
+    benchmark_normalize,
+    exact_match_score,
+    gated_exact_match,
+    normalize,
+)
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.files import Splits, all_questions, read_splits, tasks_function, whole_split
 from agent_r1.tasksets.multihop.mixture import read_mixture
@@ -59,7 +66,7 @@ def build(name: str, data: Path, seed: int, corpus: str | Path | None = None, en
         name=name,
         env=ToolEnv([search], max_turns=MAX_TURNS, system=AGENT_SYSTEM, max_output=MAX_OUTPUT),
         tasks=tasks_function(splits, data),
-        scorers=(FunctionScorer({"em": exact_match, "f1": f1, "sub_match": sub_match, "gated": gated_exact_match}),),
+        scorers=(FunctionScorer({**BENCHMARK_REWARDS, "gated": gated_exact_match}),),
         baselines={"naive-rag": NaiveRag(search, system=RAG_SYSTEM, max_output=MAX_OUTPUT)},
         rewards=("em", "f1", "sub_match", "gated"),
         recipe={"reward_weights": {"gated": 1.0, "em": 0.0, "f1": 0.0, "sub_match": 0.0}},
@@ -84,7 +91,9 @@ def _solutions(splits: Splits[Question]) -> Callable[[Task], ReferenceSolutions]
 
     def of(task: Task) -> ReferenceSolutions:
         gold = task.data["answers"]
-        other = next((each for each in answers if not exact_match_score(each, gold)), f"not {gold[0]}")
+        rules = (normalize, benchmark_normalize)
+        others = (each for each in answers if not any(exact_match_score(each, gold, rule) for rule in rules))
+        other = next(others, f"not {gold[0]}")
         searches = (tool_call("search", query=task.messages[-1].text),)
         # Not sub_match: the wrong solution that repeats the question may contain the right answer.
         return answer_solutions(task, searches, other, MAX_TURNS, {"em": 1.0, "f1": 1.0, "gated": 1.0})
