@@ -43,7 +43,7 @@ from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.profile import CPU_SECONDS, format_profile, mean_profile
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.model.onednn import PLAIN_LINEAR
+from agent_r1.model.weights import PLAIN_LINEAR
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
 from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress

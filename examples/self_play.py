@@ -18,8 +18,7 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.multi_agent import play_game
+from agent_r1.rollout.agent_loop import Agent, play_game
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater

@@ -9,7 +9,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
-from agent_r1.data.training_sample import Excluded
+from agent_r1.data.batch import Excluded
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 

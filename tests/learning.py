@@ -12,16 +12,14 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from agent_r1.algorithms.advantages.critics import WithCritic
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.algorithm import Algorithm, RewardShaping
 from agent_r1.algorithms.loss_terms import Correction, Kl, Rejection
 from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
-from agent_r1.algorithms.shaping import RewardShaping
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
-from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
+from agent_r1.data.batch import TokenScope, TrainingBatch, TrainingSample, assemble_batch
 from agent_r1.data.sequences import Packing, TokenSequence, pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample
 from agent_r1.model.value_head import build_value_model
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward
 from agent_r1.trainer.protocol import PassStats, PreparedBatch

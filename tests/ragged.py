@@ -12,7 +12,7 @@ from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
-from agent_r1.data.training_sample import TrainingSample, select_trainable
+from agent_r1.data.batch import TrainingSample, select_trainable
 
 VOCABULARY = 16
 OPENING = (Message.user("begin"),)

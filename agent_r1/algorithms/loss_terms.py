@@ -89,10 +89,7 @@ class Kl(Component):
         return formula + (moved if self.sync_steps else "")
 
     def divergence(self, logprobs: Tensor, reference_logprobs: Tensor, ratio: Tensor) -> Tensor:
-        """Return the estimate of KL(pi || ref) at each of n tokens, with gradient: (n,).
-
-        ``ratio`` (n,) is pi / pi_old, which only the estimator "k3_unbiased" uses.
-        """
+        """Return the estimate of KL(pi || ref) with gradient: (n,). Only "k3_unbiased" uses ``ratio``, pi / pi_old."""
         match self.estimator:
             case "k1":
                 return kl_k1(logprobs, reference_logprobs)
@@ -121,19 +118,14 @@ class Kl(Component):
 
 
 def with_kl_penalty(batch: TrainingBatch, reference_logprobs: Tensor | None, coefficient: float) -> TrainingBatch:
-    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token.
-
-    ``reference_logprobs`` (N,) holds log ref, and must not be None.
-    """
+    """Return the batch with ``coefficient`` * log(mu / ref) subtracted from the reward of each action token."""
     if reference_logprobs is None:
         raise TypeError("a KL in the reward needs a reference's log-probabilities")
     divergence = torch.where(batch.action_mask, kl_k1(batch.sampler_logprobs, reference_logprobs), 0.0)  # (N,)
     return replace(batch, token_rewards=batch.token_rewards - coefficient * divergence)
 
 
-SMALLEST_REST = 1e-7
-"""The number that replaces smaller values of pi_rest. pi_rest is the policy's total probability of the tokens outside
-the teacher's top k."""
+SMALLEST_REST = 1e-7  # replaces a smaller total probability of the tokens outside the teacher's top k
 
 
 class Distillation(Component):
@@ -219,10 +211,7 @@ class Correction(Component):
         return f"each token times {weight}; w = pi_old / mu of the {self.level}"
 
     def weight(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return the importance weight of each of n tokens: (n,).
-
-        ``log_ratio`` (n,) is log(pi_old / mu). The tokens of a ``unit`` (n,) get the same weight.
-        """
+        """Return the weight of each token from log(pi_old / mu), equal in a ``unit``: (n,)."""
         ratio = clamp_log_ratio(segment_sum(log_ratio, unit)[unit]).exp()  # (n,) product over the unit
         if self.rule == "truncate":
             return ratio.clamp(max=self.high)
@@ -264,20 +253,14 @@ class Rejection(Component):
         )
 
     def accepted(self, log_ratio: Tensor, unit: Tensor) -> Tensor:
-        """Return for each of n tokens whether it is accepted: (n,) bool.
-
-        ``log_ratio`` (n,) is log(pi_old / mu). A ``unit`` (n,) is accepted or rejected as a whole.
-        """
+        """Return whether each token is accepted, from log(pi_old / mu), equal in a ``unit``: (n,) bool."""
         reduce = segment_mean if self.statistic == "mean" else segment_sum
         ratio = clamp_log_ratio(reduce(log_ratio, unit)[unit]).exp()  # (n,) w of the unit of each token
         return (ratio >= self.low) & (ratio <= self.high)
 
 
 def mismatch(batch: TrainingBatch, old_logprobs: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return (log(pi_old / mu), index of the token, turn or trajectory): (n,) each, for the n action tokens.
-
-    ``old_logprobs`` (N,) holds log pi_old of all N tokens of the batch.
-    """
+    """Return (log(pi_old / mu), index of the token, turn or trajectory) of the n action tokens: (n,) each."""
     actions = batch.actions()
     log_ratio = old_logprobs[batch.action_mask] - actions.sampler_logprobs  # (n,)
     units: Mapping[Level, Tensor] = {
@@ -307,10 +290,7 @@ class TokenMask(Component, ABC):
 
     @abstractmethod
     def kept(self, batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
-        """Return for each of the n tokens whether it has a policy loss: (n,) bool.
-
-        ``batch``, ``outputs`` (before the update) and ``advantage`` (n,) are reduced to the n tokens.
-        """
+        """Return for each of the n tokens, to which all is reduced, whether it has a policy loss: (n,) bool."""
 
 
 class SecondMoment(TokenMask):

@@ -19,8 +19,7 @@ Aggregation = Literal["token_mean", "turn_mean", "trajectory_mean", "group_mean"
 # Group statistics: baselines and scales of advantages. ``x`` are returns; elements with the same ``key`` are compared.
 
 MIN_STD = 1e-6
-"""If the standard deviation of a group is at most this number, the elements of the group count as equal. So rounding
-errors do not become advantages."""
+"""Up to this standard deviation, the elements of a group count as equal: rounding errors become no advantages."""
 
 
 def group_std(x: Tensor, key: Tensor) -> Tensor:
@@ -114,9 +113,7 @@ def marginal_maximum(x: Tensor, key: Tensor, k: int | None = None) -> Tensor:
 
 # Discounted returns and GAE. The elements of a unit are contiguous and in the order of time.
 
-RETURN_TOLERANCE = 1e-9
-"""A return reaches a threshold if the return is above the threshold minus this number. So rounding errors do not decide
-about success."""
+RETURN_TOLERANCE = 1e-9  # below a threshold that a return still reaches, so that rounding errors do not decide
 
 
 def reaches(returns: Tensor, threshold: float) -> Tensor:

@@ -8,7 +8,7 @@ from agent_r1.algorithms.advantages.critics import BiLevelGae, LengthAdaptiveGae
 from agent_r1.algorithms.advantages.groups import AgainstGreedy, BestOfK, GroupRelative, SeparateRewards, WhitenedGroup
 from agent_r1.algorithms.advantages.returns import AgainstRole, Success, Teacher, TokenReturns, TurnReturns, Zero
 from agent_r1.algorithms.advantages.turns import ProcessRelative, SameHistory, SameState, SameTurn, TurnAndOutcome
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.algorithm import Algorithm, Filters
 from agent_r1.algorithms.loss_terms import ClipCov, Distillation, Kl, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 from agent_r1.algorithms.policy_losses import (
     Cispo,
@@ -22,7 +22,6 @@ from agent_r1.algorithms.policy_losses import (
     Topr,
     Vespo,
 )
-from agent_r1.algorithms.shaping import Filters
 
 STANDARDIZED = GroupRelative(scale="std")
 """GRPO's advantage: (R - mean R) / std R of the group, with the return R."""
@@ -123,13 +122,7 @@ LUSPO = Algorithm(
     aggregation="constant",
     length=1,
 )
-SAPO = Algorithm(
-    name="sapo",
-    paper="2511.20347",
-    advantage=STANDARDIZED,
-    loss=Sapo(),
-    aggregation="trajectory_mean",
-)
+SAPO = Algorithm(name="sapo", paper="2511.20347", advantage=STANDARDIZED, loss=Sapo(), aggregation="trajectory_mean")
 TOPR = Algorithm(
     name="topr",
     paper="2503.14286",
@@ -140,13 +133,7 @@ TOPR = Algorithm(
     ratio_level="trajectory",
     ratio_denominator="sampler",
 )
-DPPO = Algorithm(
-    name="dppo",
-    paper="2602.04879",
-    advantage=GroupRelative(),
-    loss=Dppo(),
-    ratio_denominator="sampler",
-)
+DPPO = Algorithm(name="dppo", paper="2602.04879", advantage=GroupRelative(), loss=Dppo(), ratio_denominator="sampler")
 IPO = Algorithm(
     name="ipo",
     deviations="the symmetric trust region of prime-rl (ipo_loss_fn); without a paper of its own",
@@ -178,23 +165,12 @@ GMPO = Algorithm(
     ratio_level="trajectory",
     aggregation="trajectory_mean",
 )
-MAXRL = Algorithm(
-    name="maxrl",
-    paper="2602.02710",
-    advantage=GroupRelative(scale="mean"),
-    loss=PolicyGradient(),
-)
+MAXRL = Algorithm(name="maxrl", paper="2602.02710", advantage=GroupRelative(scale="mean"), loss=PolicyGradient())
 OPO = Algorithm(
-    name="opo",
-    paper="2505.23585",
-    advantage=GroupRelative(baseline="length_weighted"),
-    loss=PolicyGradient(),
+    name="opo", paper="2505.23585", advantage=GroupRelative(baseline="length_weighted"), loss=PolicyGradient()
 )
 LITE_PPO = Algorithm(
-    name="lite-ppo",
-    paper="2508.08221",
-    advantage=GroupRelative(scale="batch_std"),
-    loss=Clip(dual_clip=None),
+    name="lite-ppo", paper="2508.08221", advantage=GroupRelative(scale="batch_std"), loss=Clip(dual_clip=None)
 )
 RLOO = Algorithm(
     name="rloo",

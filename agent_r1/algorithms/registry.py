@@ -33,14 +33,7 @@ NAMED = (Advantage, PolicyLoss, TokenMask)
 
 
 def as_algorithm(value: object, default: str) -> Algorithm:
-    """Return the algorithm that ``value`` describes: a name, a table of parameters, or an Algorithm.
-
-    The key ``name`` of a table is the name of an algorithm (otherwise ``default``). The other keys change parameters,
-    as in :func:`build_algorithm`: {"name": "grpo", "loss.clip_high": 0.3} is GRPO with another ``clip_high``.
-
-    Raises:
-        InvalidInput: ``value`` has none of these types, or describes no valid algorithm.
-    """
+    """Return the algorithm that a name, a table of parameters, or an Algorithm describes."""
     if isinstance(value, str):
         return build_algorithm(value, {})
     if isinstance(value, Mapping):
@@ -62,10 +55,6 @@ def build_algorithm(name: str, settings: Mapping[str, object]) -> Algorithm:
 
     A key of ``settings`` such as ``loss`` names the component to use, and ``loss.clip_high`` changes a parameter:
     ``{"loss": "cispo", "loss.clip_high": 3.0, "kl": {"coefficient": 0.01}}``.
-
-    Raises:
-        InvalidInput: a name or a key is unknown, the file cannot be run, a value is invalid, or the components do not
-            fit together.
     """
     changes = {key.removesuffix(".name"): value for key, value in flatten(settings)}  # loss.name chooses the loss
     preset = _from_file(name) if ".py:" in name or name.endswith(".py") else ALGORITHMS.get(name)

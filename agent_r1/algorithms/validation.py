@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from agent_r1.algorithms.advantages.critics import WithCritic
 from agent_r1.algorithms.advantages.groups import GroupRelative
 from agent_r1.algorithms.advantages.returns import Success, Zero
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.algorithm import Algorithm, RewardShaping
 from agent_r1.algorithms.loss_terms import ClipCov, Correction, Kl
-from agent_r1.algorithms.shaping import RewardShaping
 from agent_r1.algorithms.types import Level
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype

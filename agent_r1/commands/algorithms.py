@@ -41,11 +41,7 @@ def algorithms(name: str | None, settings: Layer, as_json: bool) -> None:
         for algorithm in listed
     }
     summary = {known.name: f"{known.advantage.formula} {_source(known.paper)}" for known in listed}
-    show(
-        as_json,
-        {"algorithms": data},
-        columns(summary) if name is None else _describe(listed[0]),
-    )
+    show(as_json, {"algorithms": data}, columns(summary) if name is None else _describe(listed[0]))
 
 
 def _with_settings(name: str, settings: Layer) -> Algorithm:
@@ -62,11 +58,6 @@ def _describe(algorithm: Algorithm) -> RenderableType:
 
 
 def _rows(component: Component, prefix: str, is_on: bool) -> Iterator[tuple[str, str]]:
-    """Yield (option, explanation) for each parameter of a component and of the components in it.
-
-    ``prefix`` is the beginning of each option, such as ``--algorithm.loss.``. ``is_on``: whether the algorithm uses the
-    component. If false, the explanations show default values.
-    """
     from agent_r1.algorithms.registry import DESCRIPTIVE, choices
     from agent_r1.algorithms.types import Component
 

@@ -44,10 +44,7 @@ _CHAT_KEYS = tuple(key for key in setting_keys(RunConfig) if key.partition(".")[
 @click.argument("file", required=False, metavar="[FILE.py]", type=FilePath())
 @click.argument("attempt", required=False, type=EncodableText())
 @click.option(
-    "--temperature",
-    type=click.FloatRange(0, 100),
-    default=0.0,
-    help="Sampling temperature; by default 0 (greedy).",
+    "--temperature", type=click.FloatRange(0, 100), default=0.0, help="Sampling temperature; by default 0 (greedy)."
 )
 @click.option("--checkpoint", help="Weights of a run: best (by default), last, or the step of a checkpoint.")
 @click.option("--split", help="Split of the task; by default the first evaluation split.")

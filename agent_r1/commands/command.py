@@ -41,10 +41,7 @@ ALL = f"{__name__}.all"
 
 
 class EncodableText(click.ParamType):
-    """The type of an option whose text is looked up in the database of a run.
-
-    Raise InvalidInput if the text contains a lone surrogate.
-    """
+    """The type of an option whose text is looked up in the database of a run."""
 
     name = "text"
 
@@ -98,12 +95,9 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command with one option for every setting of the class in the argument ``config``.
+    """A command with one option for each setting of ``config`` (in ``keys``), of which ``--help`` shows the ``common``.
 
-    If the argument ``keys`` is given, only the settings with these dotted keys have an option. If the argument
-    ``common`` is given, ``--help`` shows only the settings with these keys, and ``--help_all`` shows all. The callback
-    has an argument ``settings``: a :class:`Layer` with the settings that the user typed. Options can be spelled with
-    underscores or with hyphens.
+    The callback has an argument ``settings``: a :class:`Layer` of what the user typed, with underscores or hyphens.
     """
 
     def __init__(
@@ -134,10 +128,6 @@ class SettingsCommand(click.Command):
         return rest
 
     def _entry_options(self, args: Sequence[str]) -> Iterator[SettingOption]:
-        """Yield an option for each argument that names an entry of a nested setting.
-
-        For example, the argument ``--algorithm.loss.clip_high`` names an entry of the setting ``algorithm``.
-        """
         typed = dict.fromkeys(underscored(arg[2:].partition("=")[0]) for arg in args if arg.startswith("--"))
         entries = typed.keys() - set(setting_keys(self.config))
         for number, key in enumerate(sorted(entries)):
@@ -187,10 +177,8 @@ def _collect(ctx: click.Context, option: click.Parameter, text: str | None) -> N
 
 
 def _section(config: type[BaseModel], key: str) -> str:
-    """Return the heading under which ``--help`` lists the setting ``key``.
-
-    For a key with a dot, such as ``trainer.ranks``, the heading is the name and the description of the group
-    ``trainer``. For other keys, the heading is the attribute ``section`` of the class that declares the setting.
+    """Return the heading of a setting in ``--help``: of its group (``trainer.ranks``), or of the class that declares
+    it.
     """
     name, _, below = key.partition(".")
     field = config.model_fields[name]
@@ -256,10 +244,7 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def with_file(settings: Layer, file: Path | None) -> list[Layer]:
-    """Return ``settings`` from the command line, followed by the settings in the TOML file ``file`` if it is not None.
-
-    An earlier layer has priority over a later layer.
-    """
+    """Return ``settings`` from the command line, followed by those of the TOML file."""
     return [settings] if file is None else [settings, read_toml(file)]
 
 
@@ -269,10 +254,7 @@ def progress_of(quiet: bool) -> Progress:
 
 
 def show(as_json: bool, data: Mapping[str, Any], text: RenderableType) -> None:
-    """Print the result of a command: ``data`` as one JSON object if ``as_json`` is true, otherwise ``text``.
-
-    Plain text is not wrapped.
-    """
+    """Print the result of a command: ``data`` as JSON if ``as_json``, otherwise ``text``, not wrapped."""
     if as_json:
         print(json.dumps(data))
     else:
@@ -291,11 +273,7 @@ RUNS = Path("runs")
 
 
 def named_folder(run: str) -> Path:
-    """Return the folder that the argument ``run`` means.
-
-    If ``run`` contains a slash, such as ``/data/demo``, ``run`` is the path of the folder. If ``run`` is a name, such
-    as ``demo``, the folder is ``runs/demo``, or ``demo`` if the folder ``demo`` exists and ``runs/demo`` does not.
-    """
+    """Return the folder of a run: a path with a slash, or a name in runs/ or here."""
     folder = run_folder(run)
     return Path(run) if os.path.isdir(run) and not os.path.isdir(folder) else folder
 

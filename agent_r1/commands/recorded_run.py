@@ -142,11 +142,7 @@ def view(runs: Sequence[str], port: int, opens: bool) -> None:
 
 @contextmanager
 def _opened_in_browser(address: str) -> Iterator[None]:
-    """Open ``address`` in the browser when the ``with`` block begins.
-
-    The browser gets a private file that leads to the address, because command lines are visible to all users, and the
-    address contains a token.
-    """
+    # The browser gets a private file: command lines are visible to all users, and the address contains a token.
     link = html.escape(address)
     with NamedTemporaryFile("w", encoding="utf-8", prefix="agent-r1-view-", suffix=".html") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={link}"><a href="{link}">{link}</a>\n')
@@ -156,10 +152,7 @@ def _opened_in_browser(address: str) -> Iterator[None]:
 
 
 def _folder(run: str) -> Path:
-    """Return the folder that the argument ``run`` names: the folder of one run, or a folder with several runs.
-
-    Raise InvalidInput if the folder contains no run.
-    """
+    """Return the folder that the argument ``run`` names: the folder of one run, or a folder with several runs."""
     from agent_r1.viewer.catalog import Catalog
 
     folder = named_folder(run)
@@ -169,10 +162,7 @@ def _folder(run: str) -> Path:
 
 
 def default_settings() -> Mapping[str, Any]:
-    """Return the default of each setting of a training run as a JSON value, by dotted key.
-
-    The parameters of algorithms are left out, because reading them would import torch.
-    """
+    """Return the defaults of a training run by dotted key, without algorithms, which would import torch."""
     defaults = {}
     for key, field in iter_fields(TrainConfig):
         value = field.get_default(call_default_factory=True)
@@ -182,10 +172,7 @@ def default_settings() -> Mapping[str, Any]:
 
 
 def find_model(name: str) -> Path | None:
-    """Return the folder of the model ``name``; None if the model is not on this machine. Nothing is downloaded.
-
-    ``name`` is a short name, a folder or a name on the Hugging Face hub.
-    """
+    """Return the folder of a model if it is on this machine. Nothing is downloaded."""
     source = NAMED_MODELS.get(name)
     if isinstance(source, Path):
         return source

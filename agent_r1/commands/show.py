@@ -81,12 +81,7 @@ def _show_attempt(folder: Path, reader: RunReader, name: str, tokens: bool, as_j
 
 
 def find_attempt(folder: Path, reader: RunReader, name: str, prefers_recorded: bool = False) -> AttemptSummary:
-    """Return the attempt that ``name`` names: by its id, by the beginning of its id, or by a word of ``WORDS``.
-
-    With ``prefers_recorded``, a word names an attempt with token records if there is one.
-
-    Raise InvalidInput if no attempt or more than one attempt fits.
-    """
+    """Return the attempt with this id, beginning of an id, or word. ``prefers_recorded``: one with token records."""
     run = run_argument(folder)
     if name in WORDS:
         found = _by_word(reader, name, AttemptFilter(recorded=True)) if prefers_recorded else None

@@ -26,9 +26,7 @@ _IMPORTANCE = ("advantage", "engine", "trainer", "gap", "entropy", "value", "wei
 
 _NUMBER_WIDTH, _OTHER_WIDTH, _TEXT_WIDTH, LABEL_WIDTH = 10, 38, 22, 11
 
-MAX_STATE_TOKENS = 200
-"""The largest number of prompt tokens or tool-result tokens that are printed for a turn. If a turn has more, only the
-first and the last are printed; ``--json`` has all."""
+MAX_STATE_TOKENS = 200  # of a prompt or of tool results that are printed for a turn; ``--json`` has all
 
 _LOWERED = ("color(215)", "color(208)", "color(202)", "color(196)")
 """The colors of negative advantages (orange), from small to large absolute values."""
@@ -41,11 +39,7 @@ _SIGNS = {"plus": "green", "minus": "red", "missing": "red", "zero": "dim"}
 def attempt_json(
     summary: AttemptSummary, conversation: Conversation | None, siblings: Sequence[AttemptSummary]
 ) -> dict[str, Any]:
-    """Return an attempt as a JSON object: its summary, its group, and its conversation if it has ended.
-
-    Example:
-        {"attempt": "demo:3.0.0:style-a/7", .., "reward": 1.0, "siblings": [..], "start": [..], "turns": [..], ..}
-    """
+    """Return an attempt as a JSON object: its summary, its group, and its conversation if it has ended."""
     data = _summary_json(summary) | {"siblings": [_summary_json(sibling) for sibling in siblings]}
     if conversation is not None:
         # The bytes of images are not JSON; their sha256 names them.
@@ -62,14 +56,7 @@ def _summary_json(summary: AttemptSummary) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptText:
-    """Prints an attempt in the terminal, with the package ``rich``.
-
-    Attributes:
-        conversation: None if the attempt has not ended.
-        siblings: all attempts of the group, including this attempt.
-        with_tokens: whether the tokens are printed too.
-        record_tokens: the run's setting ``record_tokens``: for how many groups of a step the numbers are recorded.
-    """
+    """Prints an attempt, which has no ``conversation`` before its end, with ``siblings``, its whole group."""
 
     summary: AttemptSummary
     conversation: Conversation | None
@@ -239,10 +226,7 @@ def state_text(tokens: Sequence[str]) -> Text:
 
 
 def token_table(tokens: Sequence[Token], largest: float, width: int) -> Table:
-    """Return the table of the action tokens of a turn. The colors show the advantages.
-
-    ``largest`` is the absolute advantage that gets the strongest color. A narrow table has fewer columns.
-    """
+    """Return the action tokens of a turn, colored by advantage, of which ``largest`` gets the strongest color."""
     known = [name for name in _IMPORTANCE if any(NUMBERS[name](token) is not None for token in tokens)]
     fitting = known[: max(1, (width - _OTHER_WIDTH) // _NUMBER_WIDTH)]
     shown = [name for name in NUMBERS if name in fitting]

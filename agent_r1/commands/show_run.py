@@ -67,10 +67,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class CurveTable:
-    """A table with one line per curve: name, sparkline, first value, last value, smallest value, largest value.
-
-    ``steps`` is the number of values of the longest curve. ``blocks`` are the characters of the sparklines.
-    """
+    """A table with one line per curve: name, sparkline, first, last, smallest and largest value."""
 
     def __init__(self, width: int, steps: int, blocks: str) -> None:
         self._blocks = blocks
@@ -81,11 +78,7 @@ class CurveTable:
         self._parts: list[RenderableType] = [heading]
 
     def add_panel(self, title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> None:
-        """Add the curves of one chart: a line with the title and the unit, and a line for each curve.
-
-        If there is only one curve and its name repeats the title, both lines become one. ``curves`` are pairs (name,
-        curve).
-        """
+        """Add the curves (name, curve) of one chart below its title. A single curve of that name is one line."""
         name, grid = Text.assemble((title, "bold"), (f"  {unit}", "dim")), self._grid()
         label = curves[0][0]
         if len(curves) == 1 and (label in f"{title} {unit}".lower() or title.lower() in label):

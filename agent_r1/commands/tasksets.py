@@ -71,9 +71,9 @@ def play(taskset: str, split: str, number: int | None, settings: Layer, as_json:
     """Play an episode in the terminal. TASKSET is a name, or a FILE.py."""
     config = resolve(TasksetConfig, [settings])
     opened = open_taskset(taskset, config)
-    from agent_r1.training import play
+    from agent_r1.training import chat
 
-    result = play.play(opened, Console(highlight=False), split=split, number=number, seed=config.seed)
+    result = chat.play(opened, Console(highlight=False), split=split, number=number, seed=config.seed)
     show(as_json, result.to_json(), Text(result.text))
 
 
@@ -95,9 +95,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return a task set: ``name`` is in ``TASKSETS``, or the path of a file or folder that defines ``build``, or of a
-    file that defines ``env`` and ``tasks``.
-    """
+    """Return a task set: a name, or the path of what defines ``build``, or ``env`` and ``tasks``."""
     if name.endswith(".py") and not agent_r1.tasksets.has_build(Path(name)):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)
@@ -126,10 +124,7 @@ def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:
 
 
 def sandbox_json(taskset: TaskSet) -> dict[str, str]:
-    """Return how code written by the policy is isolated, for JSON output: ``{"sandbox": "bubblewrap: files"}``.
-
-    Return {} if the task set runs no such code.
-    """
+    """Return how code of the policy is isolated, for JSON output; {} if the task set runs no such code."""
     return {} if taskset.sandbox is None else {"sandbox": taskset.sandbox}
 
 
@@ -200,10 +195,7 @@ def init(folder: Path, as_json: bool) -> None:
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write the files of a new project to ``folder``, and return the names of the files.
-
-    Raise InvalidInput if the folder exists or cannot be written.
-    """
+    """Write the files of a new project to ``folder``, and return the names of the files."""
     if os.path.lexists(folder):
         raise InvalidInput("NAME", got=f"{folder}, which exists", do="give the name of a new folder")
     templates = [path for path in (files("agent_r1") / "templates" / "project").iterdir() if path.name.endswith(SUFFIX)]

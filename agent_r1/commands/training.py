@@ -41,7 +41,7 @@ from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
-from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.run import resolve_resume_config
 from agent_r1.training.tables import render_report, render_table, report_json, table_json
 from agent_r1.training.user_task import load_task_file
 
@@ -56,17 +56,8 @@ def with_unseen_questions(
 ) -> TaskSet:
     """Return the task set without the questions that the evaluated model was trained on.
 
-    - If the model was trained on the data file ``config.data``, return the task set unchanged. The evaluation splits of
-      this data file hold no training questions.
-    - If the model was trained on a different data file, remove the training questions from all splits.
-    - If no run trained the model, or if the run or ``config`` has no data file, remove no questions.
-
-    If the model was not trained on ``config.data``, and the task set has a split with all tasks (``taskset.whole``),
-    this split becomes the only evaluation split.
-
-    Args:
-        trained: the settings of the run that trained the model. None: no run trained the model.
-        progress: prints a warning if the training data cannot be read.
+    The evaluation splits of the data file that it was trained on hold none of them. Of another data file, the training
+    questions are removed from all splits, and the split with all tasks (``taskset.whole``) is evaluated.
     """
     if trained is not None and trained.data is not None and config.data is not None:
         if trained.data.resolve() == config.data.resolve():
@@ -87,10 +78,6 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 
 
 def _training_questions(trained: TrainConfig, progress: Progress) -> frozenset[str]:
-    """Return the normalized text of each question that a run was trained on.
-
-    If the training data cannot be read, print a warning and return an empty set.
-    """
     try:
         own = agent_r1.tasksets.build(
             trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox, trained.encoder
@@ -219,10 +206,7 @@ def _open_run(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, Task
 
 
 def require_file(folder: Path, taskset: str) -> None:
-    """Raise InvalidInput if the task set ``taskset`` of a run is not built in. Call this if the user gave no file.
-
-    The error asks for the Python file that defines the task set. ``folder`` is the folder of the run.
-    """
+    """Raise InvalidInput, which asks for a file, if the task set of a run is not built in."""
     if not agent_r1.tasksets.is_available(taskset):
         with closing(RunReader(folder)) as reader:
             file = read_file(reader)
@@ -269,11 +253,6 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    """Return the settings in ``own`` that also apply to an evaluation. ``own`` holds all settings of the evaluated run.
-
-    If ``other_taskset`` is true, the evaluation uses a different task set than the training. Then settings such as
-    ``data`` and ``corpus`` are not in the result.
-    """
     # Only the user can choose to evaluate without a sandbox, and to pay for the attempts of pass@k.
     left_out = {"pass_k", "pass_attempts", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ())}
     kept = {key: value for key, value in own.values.items() if key not in left_out}

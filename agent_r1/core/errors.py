@@ -95,10 +95,7 @@ def require_extra(name: str, extra: str) -> None:
 
 
 def read_credential(variable: str) -> str:
-    """Return the credential in an environment variable, stripped of white space; "" if the variable is not set.
-
-    Raise InvalidInput, without the credential, if an HTTP header cannot contain the credential.
-    """
+    """Return the credential in an environment variable, stripped of white space; "" if the variable is not set."""
     value = os.environ.get(variable, "").strip()
     if not (value.isascii() and value.isprintable()):
         got = f"{len(value)} characters, some of which are not printable ASCII"

@@ -46,10 +46,7 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFate:
-    """An attempt was trained or dropped at ``step``.
-
-    Each attempt has at most one fate per segment of a run (a stretch of training without a stop).
-    """
+    """An attempt was trained or dropped at ``step``: once in a segment of the run."""
 
     attempt: AttemptId
     fate: FateName

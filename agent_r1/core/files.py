@@ -45,10 +45,7 @@ class JsonRecord:
         return InvalidInput(f"{self.path}, row {self.number}", got=got, do=do)
 
     def get_text(self, *names: str) -> str:
-        """Return the stripped text of the first field in ``names`` that the record has.
-
-        Raise InvalidInput if there is none, or if it is blank or not text.
-        """
+        """Return the stripped text of the first field in ``names`` that the record has."""
         value = next((self.values[name] for name in names if name in self.values), None)
         if isinstance(value, str) and value.strip():
             return value.strip()
@@ -56,10 +53,7 @@ class JsonRecord:
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
-    """Yield the records of a data file: a JSON list if the file begins with ``[``, otherwise JSONL.
-
-    Raise InvalidInput if the file cannot be read, is empty, is not JSON in UTF-8, or has a row that is not an object.
-    """
+    """Yield the records of a data file: a JSON list if the file begins with ``[``, otherwise JSONL."""
     empty = True
     try:
         with open_regular(path) as file:
@@ -128,11 +122,7 @@ LOCK = ".lock"
 
 
 class TemporaryFolder:
-    """A new folder for the files of this process. If the process is killed, a later process removes the folder.
-
-    ``prefix`` is the first part of the folder's name, such as "agent-r1-vllm-". ``parent`` is by default the system's
-    folder for temporary files.
-    """
+    """A new folder for the files of this process. If the process is killed, a later process removes the folder."""
 
     # The process holds a lock on a file in the folder. So a folder without a holder is abandoned, also in a place that
     # machines or containers share, where process ids mean nothing.
@@ -197,11 +187,7 @@ Origin = Mapping[str, str | int]
 
 
 def build_once(folder: Path, origin: Origin, make: Callable[[Path], None]) -> Path:
-    """Return ``folder``. If it is missing, damaged or made from a different ``origin``, call ``make`` first.
-
-    ``make`` writes to a temporary folder, which then becomes ``folder``. So a killed process leaves no incomplete
-    folder. If several processes call this function, only one calls ``make``, and the others wait.
-    """
+    """Return ``folder``. If it is missing, damaged or of another ``origin``, one process calls ``make`` first."""
     if is_valid(folder, origin):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -34,11 +34,7 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes, mime: str | None = None) -> ImageHeader:
-    """Return the format and size of an image file. The pixels are not decoded.
-
-    Raise InvalidInput if the file is not a PNG, JPEG, GIF or WebP, is too large, has too many pixels or a too large
-    aspect ratio, or is not of the declared type ``mime``; or if pillow is not installed.
-    """
+    """Return the format and size of an image file. The pixels are not decoded."""
     picture = _open(data)
     found = _MIME_TYPES[picture.format]
     if mime is not None and mime.lower().replace("image/jpg", "image/jpeg") != found:
@@ -70,10 +66,7 @@ def _damaged(error: Exception) -> InvalidInput:
 
 
 def decode_data_url(url: str) -> tuple[bytes, str]:
-    """Return (bytes, MIME type) of a data URL such as ``data:image/png;base64,iVBOR..``.
-
-    Raise InvalidInput if the URL is not a data URL in base64, or is too long. No URL is fetched.
-    """
+    """Return (bytes, MIME type) of a data URL such as ``data:image/png;base64,iVBOR..``."""
     if not url.startswith("data:"):
         do = "send the image itself as data:image/png;base64,.. (addresses are not fetched)"
         raise InvalidInput("image_url", got=url[:80], do=do)
@@ -115,10 +108,7 @@ def decode_image(data: bytes) -> Any:
 
 
 def encode_picture(picture: Any) -> bytes:
-    """Return a ``PIL.Image.Image`` as the bytes of a PNG. Modes that PNG does not support become RGB or RGBA.
-
-    Raise InvalidInput if the range of the pixel values is unknown (modes I and F), or if the conversion fails.
-    """
+    """Return a ``PIL.Image.Image`` as the bytes of a PNG. Modes that PNG does not support become RGB or RGBA."""
     do = "convert it to the mode RGB, L or RGBA"
     if picture.mode in ("I", "F"):
         raise InvalidInput("image", got=f"a picture of the mode {picture.mode}", do=do)

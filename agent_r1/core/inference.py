@@ -9,9 +9,9 @@ from typing import Literal, Protocol
 
 from agent_r1.core.messages import Image
 
-Transport = Literal["shared_memory", "safetensors", "lora", "nccl"]
-"""How an engine obtains weights. shared_memory: as a PyTorch module in the same process. safetensors: from a folder of
-safetensors files. lora: from the folder of a LoRA adapter. nccl: by a broadcast between GPUs."""
+Transport = Literal["shared_memory", "safetensors", "lora"]
+"""How an engine gets weights: as the module in the same process, from safetensors files, or from a LoRA adapter's
+folder."""
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -49,11 +49,7 @@ class AdapterFolders:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """A reference to new weights.
-
-    ``handle`` depends on the transport: the module ("shared_memory"), the folder ("safetensors"), the
-    :class:`AdapterFolders` ("lora") or the name of the process group ("nccl").
-    """
+    """A reference to new weights. ``handle`` is a module, a folder, or (transport "lora") :class:`AdapterFolders`."""
 
     version: PolicyVersion
     transport: Transport

@@ -110,10 +110,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str | int | float | bool | None]:
-    """Return nested settings by dotted key, for display.
-
-    The most important settings come first, credentials are removed, and a list becomes one text.
-    """
+    """Return nested settings by dotted key for display, the most important first, without credentials."""
     flat = {
         key: ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         for key, value in flatten(redact_values(config))

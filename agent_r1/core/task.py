@@ -14,11 +14,7 @@ from agent_r1.core.messages import Message, to_messages, to_openai
 
 @dataclass(frozen=True, slots=True, init=False)
 class Task:
-    """One problem. The constructor accepts messages, OpenAI-style dictionaries, or the text of one user message.
-
-    Raise InvalidInput if the messages cannot be read, ``data`` is not a mapping, ``id`` or ``split`` is not text, or a
-    text contains a lone surrogate (half a character).
-    """
+    """One problem. The constructor accepts messages, OpenAI-style dictionaries, or the text of one user message."""
 
     id: str  # unique in its task set
     messages: tuple[Message, ...]  # the opening of the conversation

@@ -27,11 +27,7 @@ class ReferenceSolution:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSolutions:
-    """The reference solutions of one task, for ``agent-r1 check``.
-
-    ``expected_rewards`` are compared with the sums of the rewards over an episode. Leave out rewards that a wrong
-    solution can also earn, such as a reward for any search.
-    """
+    """The reference solutions of one task, for ``agent-r1 check``. Expect no reward that a wrong one can also earn."""
 
     gold: tuple[ReferenceSolution, ...]  # right solutions: each must reach every expected reward
     wrong: tuple[ReferenceSolution, ...]  # each must stay below every expected reward

@@ -139,8 +139,7 @@ class Branch:
 
 
 RewardValue = float | tuple[float, ...] | None
-"""The value of one reward: a number for the trajectory, or a tuple with one number per turn, which may leave out the
-turns that summarize the context. None: the reward could not be computed, so the attempt is dropped."""
+"""A number for the trajectory, or one number per turn (perhaps without summaries). None: the attempt is dropped."""
 
 Rewards = Mapping[str, RewardValue]
 
@@ -215,10 +214,7 @@ class Trajectory:
         return tuple(turn for turn in self.turns if turn.kind == "act")
 
     def turns_for_rewards(self, count: int) -> tuple[Turn, ...] | None:
-        """Return the turns of a reward with one number for each of ``count`` turns, or None if no turns fit.
-
-        They are all turns, or :attr:`env_turns`.
-        """
+        """Return all turns, or those in the environment, if their number is ``count``; otherwise None."""
         return next((turns for turns in (self.turns, self.env_turns) if len(turns) == count), None)
 
     @property
@@ -341,8 +337,3 @@ class RewardSchedule:
             if start <= step <= end:
                 return low + (high - low) * (step - start) / (end - start)
         return self.points[0][1] if step < self.points[0][0] else self.points[-1][1]
-
-
-def weights_at(weights: Mapping[str, float], schedules: Mapping[str, RewardSchedule], step: int) -> dict[str, float]:
-    """Return the weight of each reward at ``step``, multiplied by the factor of its schedule if there is one."""
-    return {**weights, **{name: weights.get(name, 1.0) * one.factor(step) for name, one in schedules.items()}}

@@ -21,11 +21,7 @@ from agent_r1.core.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """T tokens that the model reads as one sequence.
-
-    n of the T tokens are predicted tokens, for which the model's logits are used: action tokens, and with some
-    algorithms also observation tokens. s is the number of actions that consist of predicted tokens.
-    """
+    """T tokens that the model reads as one sequence, with n predicted tokens in s actions."""
 
     trajectory: int  # index in the training batch
     ids: Tensor
@@ -77,10 +73,7 @@ Packing = Callable[[Trajectory, int, Sequence[TurnPlace]], list[TokenSequence]]
 
 
 def pack_prefix_tree(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
-    """Return one token sequence for each tree of turns: a first turn and all turns that continue it.
-
-    The common tokens of the turns are in the sequence only once. A tree without action tokens is left out.
-    """
+    """Return one sequence for each tree of turns with action tokens. It has their common tokens once."""
     children: dict[int | None, list[int]] = {}
     for index, turn in enumerate(trajectory.turns):
         children.setdefault(turn.parent, []).append(index)
@@ -111,10 +104,7 @@ def pack_causal(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]
 
 
 def with_length_limit(packing: Packing, max_tokens: Callable[[], int]) -> Packing:
-    """Return a packing function like ``packing`` that splits trees of more than ``max_tokens()`` tokens into turns.
-
-    This changes neither the loss nor the gradient.
-    """
+    """Return ``packing``, but split trees of more than ``max_tokens()`` tokens. Loss and gradient do not change."""
 
     def pack(trajectory: Trajectory, number: int, places: Sequence[TurnPlace]) -> list[TokenSequence]:
         sequences = packing(trajectory, number, places)
@@ -213,17 +203,11 @@ MIN_COMMON_PREFIX = 64
 """Minimum number of tokens in the common prefix of all sequences. A shorter prefix is not worth an additional pass."""
 
 MAX_TREE = 4096
-"""Maximum number of tokens of a merged sequence, including the common prefix of all sequences.
-
-The limit applies only if attention uses a mask, because the mask of T tokens has T * T elements.
-"""
+"""The most tokens of a merged sequence, with the common prefix, under a mask, which has T * T elements."""
 
 MIN_MERGED = 16
-"""With ``PrefixSharing.by_parts``, two sequences are merged only if at least this number of first tokens are equal.
-
-Each merge adds parts to the computation of the attention (:mod:`agent_r1.model.tree_attention`). In a small model, the
-added parts take about as much time as reading 16 tokens.
-"""
+"""With ``by_parts``, sequences are merged from this number of equal first tokens on: in a small model, the added parts
+of the attention take as long as 16 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +217,7 @@ class PrefixSharing:
     width: int  # hidden size of the models
     across_micro_batches: bool  # whether one pass can compute keys and values for all micro-batches
     by_parts: bool = False
-    """Whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.tree_attention`). If so, a
+    """Whether the models divide the attention over a tree into parts (:mod:`agent_r1.model.forward`). If so, a
     micro-batch is a single row."""
 
     def share(self, blocks: Sequence[Block], max_tokens: int) -> tuple[Tensor, list[tuple[TokenSequence, ...]]]:
@@ -429,11 +413,7 @@ def plan_passes(
 
 
 def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of at most ``max_tokens`` tokens (:attr:`MicroBatch.padded_size`), with little padding.
-
-    Blocks with branches never share a micro-batch with blocks without branches. ``prefix`` is the length of the common
-    prefix, which the sequences do not contain.
-    """
+    """Yield micro-batches of at most ``max_tokens`` tokens, with little padding. Branched blocks are apart."""
     # sorting is stable, so blocks of equal length remain in the given order
     ranked = sorted(blocks, key=lambda block: (_has_branches(block), -_longest(block)))
     for sequences in _fill(ranked, lambda pending, block: _fits(pending, block, max_tokens, prefix)):
@@ -451,10 +431,7 @@ def make_micro_batches(blocks: Sequence[Block], max_tokens: int, prefix: int = 0
 
 
 def make_single_rows(blocks: Sequence[Block], max_tokens: int, prefix: int = 0) -> Iterator[MicroBatch]:
-    """Yield micro-batches of one row of at most ``max_tokens`` tokens: sequences one after the other, without padding.
-
-    A token attends only to its own sequence and to the common prefix of length ``prefix``.
-    """
+    """Yield micro-batches of one row of at most ``max_tokens`` tokens: sequences one after the other."""
     ranked = sorted(blocks, key=lambda block: -sum(map(len, block)))
     for sequences in _fill(ranked, lambda pending, block: prefix + sum(map(len, (*pending, *block))) <= max_tokens):
         *starts, _ = accumulate(map(len, sequences), initial=0)  # index of the first token of each sequence in the row

@@ -151,8 +151,6 @@ class Gymnasium:
         actions: names for the actions of a ``Discrete`` action space, by index.
         options: arguments for ``gymnasium.make`` and the environment, e.g. ``{"render_mode": "ansi"}``.
         timeout: the time limit of an action in seconds.
-
-    Raise InvalidInput if the action space is of another kind or does not fit ``actions``.
     """
 
     def __init__(
@@ -170,10 +168,7 @@ class Gymnasium:
         self.env = GameEnv("gymnasium", f"{__name__}:GymnasiumGame", keywords, max_turns, timeout)
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of the splits "train" and "test", each with its own seed of the environment.
-
-        ``instruction`` is the first message of each episode, by default a list of the names of the actions.
-        """
+        """Return tasks with a seed each. ``instruction`` opens each episode, by default with a list of the actions."""
         text = instruction or (f"Answer with one of: {', '.join(self.actions)}." if self.actions else "")
         return seeded_tasks(self.name, (Message.user(text),) if text else (), train, test, seed)
 
@@ -341,9 +336,8 @@ class TextArenaGame:
 
 
 def random_move(observation: str, rng: random.Random) -> str:
-    """Return a random move, such as ``[3]``, of the last line that contains "available", "valid" or "legal".
-
-    Raise ValueError if the observation contains no such moves.
+    """Return a random move, such as ``[3]``, of the last line with "available", "valid" or "legal", or raise
+    ValueError.
     """
     lines = [line for line in observation.splitlines() if re.search("available|valid|legal", line, re.IGNORECASE)]
     moves = re.findall(r"\[[^\[\]]+\]", lines[-1]) if lines else []

@@ -54,10 +54,7 @@ class Player:
         self.announcements.append(text)
 
     async def ask(self, text: str) -> str:
-        """Ask the player the question ``text``, and return the text of the answer.
-
-        Raise PlayerDropped if the player's attempt has ended.
-        """
+        """Ask the player, and return the answer. Raise PlayerDropped if the player's attempt has ended."""
         self.has_had_turn = True
         self.questions.put_nowait("\n".join((*self.announcements, text)))
         self.announcements.clear()
@@ -86,10 +83,7 @@ class Match:
         self.players = tuple(PlayerEnv(Player(number)) for number in range(players))
 
     async def play(self) -> tuple[float, ...] | None:
-        """Play the match, and return the score of each player, or None if the game failed.
-
-        The episodes of the players must run at the same time.
-        """
+        """Play the match, and return the score of each player, or None if the game failed."""
         returns, over = None, GameOver("it was cancelled")
         try:
             outcome = await run_with_timeout(self._returns, self._seconds)

@@ -65,10 +65,7 @@ class OpenEnv:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def tasks(self, train: int, test: int = 0, seed: int = 0, instruction: str = "") -> list[Task]:
-        """Return tasks of the splits "train" and "test", each with its own seed of the environment.
-
-        ``instruction``, if given, is the first message of each episode.
-        """
+        """Return tasks with a seed each. ``instruction``, if given, is the first message of each episode."""
         return seeded_tasks("openenv", (Message.user(instruction),) if instruction else (), train, test, seed)
 
     async def open(self, task: Task, context: RolloutContext) -> OpenEnvEpisode:

@@ -80,10 +80,9 @@ class WorkerProcess:
 
 
 async def start_process(package: str, name: str, keywords: Mapping[str, Any], timeout: float) -> WorkerProcess:
-    """Start a worker process, create an object in it within ``timeout`` seconds, and return the process.
+    """Start a worker process with an object of ``name`` (``module:class``), made with JSON ``keywords``.
 
-    ``name`` is the class of the object, as ``module:class``, and ``keywords`` are JSON values for its constructor. The
-    module ``package`` is imported once, before worker processes are forked. Raise AgentR1Error if this fails.
+    ``package`` is imported once, before processes are forked. Raise AgentR1Error if this fails.
     """
     outcome = await run_with_timeout(partial(_fork, package), START_SECONDS)
     if not isinstance(outcome, ReturnValue):
@@ -189,10 +188,7 @@ class _LoopState:
 
 
 class ProcessPool:
-    """A pool of worker processes, each with an object of the class ``name`` (see :func:`start_process`).
-
-    If a call times out or its process crashes, the call fails, and a later call starts a new process.
-    """
+    """Worker processes, each with an object. After a failed call, a later one starts a new process."""
 
     def __init__(self, package: str, name: str, seconds: float) -> None:
         self._package, self._name, self._seconds = package, name, seconds

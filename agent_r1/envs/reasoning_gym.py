@@ -46,8 +46,6 @@ def reasoning_gym_tasks(
         instruction: the system message. It must request the tags that :func:`reasoning_gym_score` reads.
         run_answers: allow datasets whose scorer runs answers as Python (``countdown``, ``n_queens``). Code written by
             the policy then runs on this machine without a sandbox.
-
-    Raise InvalidInput if the dataset has too few questions, or runs answers without ``run_answers``.
     """
     options = dict(options or {})
     entries = _create_dataset(dataset, options | {"seed": seed, "size": _OVERSAMPLING * (train + test)})

@@ -19,10 +19,7 @@ from agent_r1.core.inference import Canary, CanaryPrompt, InferenceEngine, Produ
 from agent_r1.core.threads import run_in_thread
 
 NUM_PROMPTS, PROMPT_LENGTH = 2, 144
-"""The number of fixed prompts that test the weights of a server, and the number of tokens in each prompt.
-
-A prompt fills at least one block of a server's prefix cache.
-"""
+"""Fixed prompts that test a server, and their tokens, which fill at least one block of its prefix cache."""
 
 TEMPERATURE = 0.7
 """The temperature for the token after a prompt. It is not 1, to detect servers that ignore the temperature."""
@@ -31,8 +28,7 @@ NUM_NEXT = 32
 """The number of most likely next tokens that the trainer stores for each prompt."""
 
 NUM_COMPARED = 5
-"""The number of most likely next tokens that a server returns for each prompt. All these tokens must be among the
-``NUM_NEXT`` tokens that the trainer stores."""
+"""The number of likeliest tokens that a server returns. All must be among the trainer's ``NUM_NEXT``."""
 
 NUM_SAMPLED = 32
 """The number of tokens that :func:`measure_gap` samples after each prompt."""
@@ -40,11 +36,7 @@ NUM_SAMPLED = 32
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Limits on the differences between log-probabilities of server and trainer, in nats.
-
-    Differences up to the limits count as rounding errors. An update of the weights changes a log-probability by t in
-    the trainer, and by s in the server.
-    """
+    """Limits on the differences between log-probabilities of server and trainer that count as rounding, in nats."""
 
     mean: float  # the limit on the mean absolute difference
     maximum: float  # the limit on a single absolute difference
@@ -60,11 +52,8 @@ BANDS: Mapping[ProductPrecision, Band] = {
 """The limits on the differences between log-probabilities of server and trainer, by the lower precision of the two."""
 
 SAME_CHANGE = 0.25
-"""A tolerance for the changes of the log-probabilities in an update of the weights.
-
-The update changes a log-probability by t in the trainer, and by s in the server. The largest |s - t| of all fixed
-prompts may be at most ``Band.floor`` + ``SAME_CHANGE`` * (the largest |t| of all fixed prompts).
-"""
+"""An update changes a log-probability by t in the trainer, and by s in the server. The largest |s - t| of all fixed
+prompts may be ``Band.floor`` + ``SAME_CHANGE`` * (the largest |t|)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +103,7 @@ class LogprobGap:
 
 
 async def measure_gap(engine: InferenceEngine, model: PreTrainedModel) -> LogprobGap:
-    """Return how much the log-probabilities of an engine and of ``model`` differ on tokens that the engine samples.
-
-    Raise EngineError if the engine fails.
-    """
+    """Return how much the log-probabilities of an engine and of ``model`` differ on tokens that the engine samples."""
     context = engine.capabilities.max_context or PROMPT_LENGTH + NUM_SAMPLED
     length = min(PROMPT_LENGTH, context // 2)
     params = SamplingParams(TEMPERATURE, max_tokens=min(NUM_SAMPLED, context - length))
@@ -154,9 +140,6 @@ def find_mismatch(now: CanaryResult, before: CanaryResult | None, precision: Pro
     - The server's log-probabilities in ``now`` are compared with the trainer's log-probabilities in ``now``.
     - The server's changes from ``before`` to ``now`` are compared with the trainer's changes. Most rounding errors
       cancel out in a change. So a server with old weights is found even after a small optimizer step.
-
-    If ``before`` is None, only the first comparison is made. ``precision`` is the lower precision of server and
-    trainer.
     """
     band = BANDS[precision]
     expected, found = _values(now.canary), _values(now.readings)

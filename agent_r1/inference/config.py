@@ -28,11 +28,7 @@ def _require_http(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class VllmConfig(BaseModel):
-    """The vLLM servers of a run: servers at ``urls``, or servers that the run starts with ``python``.
-
-    Example:
-        VllmConfig(python="/opt/vllm/bin/python", arguments="--enforce-eager")
-    """
+    """The vLLM servers of a run: servers at ``urls``, or servers that the run starts with ``python``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -74,11 +70,7 @@ class VllmConfig(BaseModel):
 
 
 class EngineConfig(BaseModel):
-    """The inference engine: implementation, batch size, data type and memory.
-
-    Example:
-        EngineConfig(max_sequences=64, kv_cache_gib=8.0)
-    """
+    """The inference engine: implementation, batch size, data type and memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -142,11 +134,7 @@ class EngineConfig(BaseModel):
 
 
 class DecodeConfig(BaseModel):
-    """How actions are sampled: from the policy alone, or guided by the values of a critic.
-
-    Example:
-        DecodeConfig(method="step", critic="runs/demo/critic", candidates=8)
-    """
+    """How actions are sampled: from the policy alone, or guided by the values of a critic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 

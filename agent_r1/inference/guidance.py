@@ -40,9 +40,6 @@ class ValueGuidedEngine:
     Let s be the prompt, and Q(s, a) the predicted sum of the rewards after the action a. The action is chosen with a
     probability proportional to exp(Q(s, a) / beta); beta 0 chooses the largest Q. Log-probabilities are the policy's.
     Guided attempts cannot be trained on, because the probability of the chosen action is not known.
-
-    Raises:
-        InvalidInput: the KV cache of ``engine`` has no room for all candidates.
     """
 
     def __init__(self, engine: InferenceEngine, values: ValueFunction, config: DecodeConfig) -> None:
@@ -110,10 +107,7 @@ class ValueGuidedEngine:
 
 
 def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
-    """Sample an index of ``values`` with the weights exp(value / beta). Beta 0: return the index of the largest value.
-
-    Raise EngineError if a value is not a number.
-    """
+    """Sample an index of ``values`` with the weights exp(value / beta). Beta 0: the index of the largest value."""
     if any(math.isnan(value) for value in values):
         raise EngineError("the critic gave a value that is not a number: its weights are not finite")
     best = max(values)
@@ -123,11 +117,7 @@ def choose(values: Sequence[float], beta: float, rng: random.Random) -> int:
 
 
 class Critic:
-    """A ``ValueFunction`` that predicts values with ``model``. Forward passes run in a worker thread.
-
-    Raises:
-        InvalidInput: the model's attention is not plain causal attention, for example because of a sliding window.
-    """
+    """A ``ValueFunction`` that predicts values with ``model``. Forward passes run in a worker thread."""
 
     def __init__(self, model: ValueModel) -> None:
         if not supports_tree_mask(model.backbone):

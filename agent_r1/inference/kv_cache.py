@@ -43,10 +43,7 @@ def has_free_addresses() -> bool:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in CPU memory. Each page of memory is taken on its first write.
-
-    All numbers in ``shape`` must be positive. Raise OSError if the system refuses an address space of this size.
-    """
+    """Return zeros in CPU memory, each page of which is taken on its first write. Raise OSError if addresses lack."""
     size = math.prod(shape) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size, flags | (_LINUX_NORESERVE if sys.platform == "linux" else 0))
@@ -57,10 +54,7 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def give_back(part: Tensor) -> None:
-    """Give the memory of ``part``, a contiguous part of a lazy tensor, back to the operating system.
-
-    Afterwards, each value in the part is either zero or unchanged.
-    """
+    """Give the memory of ``part`` of a lazy tensor back to the system. Its values become zero, or stay."""
     assert part.is_contiguous()
     begin, end = part.data_ptr(), part.data_ptr() + part.nbytes
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -83,12 +77,10 @@ VALUE_CHUNK = 256
 
 
 def weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the matrix product of ``weights`` (.., N, L) and ``values`` (.., L, D), with the shape (.., N, D).
+    """Return the product of attention ``weights`` (.., N, L) and ``values`` (.., L, D): (.., N, D).
 
-    ``weights`` are the attention weights of N queries over L tokens, and D is the head size. A sequence with fewer than
-    L tokens is padded, and the weights of the padding are 0. The bits of the result must not depend on the amount of
-    padding. But BLAS libraries divide a long sum at a place that depends on L. So the sum over L is computed in chunks
-    of ``VALUE_CHUNK`` tokens.
+    The bits of the result must not depend on the padding, whose weights are 0. But BLAS libraries divide a long sum at
+    a place that depends on L. So the sum over L is computed in chunks of ``VALUE_CHUNK`` tokens.
     """
     columns = weights.shape[-1]
     mixed = torch.matmul(weights[..., :VALUE_CHUNK], values[..., :VALUE_CHUNK, :])
@@ -110,21 +102,14 @@ def cache_attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Return (output, None), where ``output`` is the attention output of a layer: (R, T, H, D).
-
-    The letters stand for R rows (one sequence each), T new tokens, L visible tokens (the tokens that ``key`` and
-    ``value`` hold), H attention heads, K key-value heads, and the head size D.
-
-    transformers expects a pair (output, attention weights). The attention weights are not returned, so None takes their
-    place.
+    """Return (the attention output of a layer (R, T, H, D), None in place of the attention weights).
 
     Each key-value head serves G = H / K attention heads (grouped-query attention). These G heads become rows of one
     matrix product, so that ``key`` and ``value`` are not copied for each head.
 
     Args:
         query: (R, H, T, D).
-        key: (R, K, L, D).
-        value: (R, K, L, D).
+        key, value: (R, K, L, D).
         attention_mask: (R, 1, T, L), added to the attention scores.
     """
     rows, heads, new, size = query.shape
@@ -151,10 +136,9 @@ class CacheSlot:
 
 @dataclass(slots=True)
 class CacheBlock:
-    """The keys and values of R = ``rows`` sequences.
+    """The keys and values of R = ``rows`` sequences, each (R, K, capacity, D) for each layer.
 
-    ``keys[layer]`` and ``values[layer]`` have the shape (R, K, capacity, D), with K key-value heads of the size D. The
-    first ``lengths[i]`` tokens of row i are valid. On a CPU, tokens that were never written take no memory.
+    The first ``lengths[i]`` tokens of row i are valid. On a CPU, tokens that were never written take no memory.
     """
 
     rows: int
@@ -168,12 +152,7 @@ class CacheBlock:
         self.lengths = torch.zeros(self.rows, dtype=torch.long, device=self.device)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (keys, values) of the layer ``index``. Both have the shape (R, K, capacity, D).
-
-        R is the number of rows, K the number of key-value heads, and D the head size. The first call for a layer
-        allocates both tensors, filled with zeros. ``like`` is any tensor (.., K, .., D) of keys or values: K, D, the
-        data type and the device are taken from ``like``.
-        """
+        """Return (keys, values) of a layer: (R, K, capacity, D) each, allocated as ``like`` by the first call."""
         while len(self.keys) <= index:
             shape = (self.rows, like.shape[1], self.capacity, like.shape[3])
             keys, values = _zeros(shape, like), _zeros(shape, like)  # first both: there may be no memory for one
@@ -217,23 +196,14 @@ class _CacheView:
 
 
 class DecodeCache(_CacheView):
-    """The cache of a decode step: each row of ``block`` gets one new token, at the index ``block.lengths[row]``.
-
-    The argument ``visible`` is a number of tokens, equal for all rows. In each row, a layer reads the tokens with the
-    indices 0 to ``visible`` - 1.
-    """
+    """The cache of a decode step: each row of ``block`` gets one token. Layers read ``visible`` tokens of each row."""
 
     def __init__(self, block: CacheBlock, visible: int) -> None:
         self._block, self._visible = block, visible
         self._rows = torch.arange(block.rows, device=block.device)
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the key and the value of one new token per row to the cache of a layer. Return what the layer reads.
-
-        ``key`` and ``value`` have the shape (R, K, 1, D), with R rows, K key-value heads and the head size D. Let L
-        be the constructor's argument ``visible``. The result is (keys, values) of the first L tokens of each row, each
-        (R, K, L, D).
-        """
+        """Write one new token per row (R, K, 1, D). Return (keys, values) of the visible tokens: (R, K, L, D) each."""
         keys, values = self._block.layer(layer_idx, key)
         keys[self._rows, :, self._block.lengths] = key[:, :, 0]
         values[self._rows, :, self._block.lengths] = value[:, :, 0]
@@ -255,11 +225,8 @@ class PrefillCache(_CacheView):
         self._blocks, self._slots, self._cached, self._new, self._context = blocks, slots, cached, new, context
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values of a layer to the slots. Return the keys and values that the layer reads.
-
-        ``key`` and ``value`` have the shape (R, K, T, D), with R sequences, K key-value heads, T new tokens and the
-        head size D. Let C be the constructor's argument ``context``. The result is (keys, values) of C earlier tokens
-        and T new tokens, each (R, K, C + T, D). T and C include padding tokens, which are not written to the slots.
+        """Write the new tokens (R, K, T, D) to the slots. Return earlier and new keys and values, (R, K, C + T, D)
+        each.
         """
         for index, (slot, cached, new) in enumerate(zip(self._slots, self._cached, self._new, strict=True)):
             keys, values = self._blocks[slot.block].layer(layer_idx, key)
@@ -335,11 +302,6 @@ def cache_size(
     With the PyTorch decoder, prefill and decode steps give different bits, so a sequence that is computed again would
     change. Therefore each sequence takes the pages for ``context`` tokens when the sequence starts, and no running
     sequence is removed.
-
-    Args:
-        context: the maximum number of tokens of a sequence.
-        bytes_per_token: the size of a token's keys and values in all layers.
-        is_native: whether the native decoder is used.
     """
     most = pages_for(context + 1)
     pages = kv_cache_bytes(config, device) // (bytes_per_token * PAGE_TOKENS)

@@ -42,10 +42,7 @@ from agent_r1.model.weights import product_precision
 
 @dataclass(slots=True)
 class _Entry:
-    """An image and its features. ``features`` is None until the features are computed.
-
-    ``users`` is the number of unfinished requests that need the image.
-    """
+    """An image, its features if they are computed, and the number ``users`` of unfinished requests that need it."""
 
     pixels: Pixels
     features: ImageFeatures | None = None
@@ -69,10 +66,7 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt, with a negative number instead of each placeholder token of an image.
-
-        The images are kept until :meth:`release`. Raise UnsupportedChat if an image cannot be decoded.
-        """
+        """Return the tokens of a prompt, with a negative number for each placeholder. Images are kept until release."""
         pixels = [self._processor.pixels(one.image) for one in prompt.media]  # before anything is counted
         tokens = list(prompt.token_ids)
         with self._lock:
@@ -105,16 +99,10 @@ class ImageCache:
         return sum(self._shifts[token] for token in tokens if token < 0 and token in self._shifts)
 
     def read(self, token_ids: Tensor, first: Tensor) -> tuple[Tensor, ImageFeatures, Tensor | None]:
-        """Return what the model needs to read images in a pass: (index, features, positions).
+        """Return what the model needs to read images in a pass of tokens (R, T): (index, features, positions).
 
-        Args:
-            token_ids: (R, T) the tokens of the pass. A negative number stands for a feature of an image.
-            first: (R,) the position of the first token of each row (see ``position_rows`` in ``model.vision``).
-
-        Returns:
-            index: (R, T) the index of each token's feature in ``features``; -1 for tokens of text.
-            features: the features of all images of the pass.
-            positions: (3, R, T) the three positions of each token. None if the model has one position per token.
+        ``first`` (R,) has the position of the first token of each row. ``index`` (R, T) has the feature of each token,
+        -1 for text. ``positions`` are (3, R, T), or None if the model has one position per token.
         """
         numbers = -1 - token_ids  # the number of a feature; negative for tokens of text
         index = torch.full_like(token_ids, -1)
@@ -145,9 +133,7 @@ class ImageCache:
         return self._first[key]
 
 
-PREFILL_MULTIPLE = 16
-"""The number of new tokens in a prefill pass is rounded up to a multiple of this number. The added tokens are
-padding."""
+PREFILL_MULTIPLE = 16  # the number of new tokens in a prefill pass is padded to a multiple of this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +145,6 @@ class PrefillShape:
     tokens: int  # the largest number of tokens in a pass, including padding
 
     def rows(self, new: int, context: int) -> int:
-        """Return the number of rows of a prefill pass.
-
-        ``new`` is the number of new tokens in each row, and ``context`` is the number of cached tokens before the new
-        tokens. These numbers include padding. A pass always computes all of its rows, even if there are fewer
-        sequences, so that shapes do not depend on the number of sequences.
-        """
         return max(1, min(self.tokens // new, MAX_PAIRS // (new * (new + context))))
 
 
@@ -173,29 +153,20 @@ MAX_PAIRS = 1 << 19
 sequences. A pass of a single sequence may have more pairs."""
 
 WIDE_PASS = PrefillShape(chunk=256, tokens=512)
-"""The sizes of prefill passes for small models and for GPUs. On a GPU or with a small model, padding costs little: a
-pass with many tokens takes hardly longer than a pass with few tokens."""
+"""For small models and for GPUs, where padding costs little."""
 
 NARROW_PASS = PrefillShape(chunk=64, tokens=64)
-"""The sizes of prefill passes for large models on a CPU, smaller than ``WIDE_PASS``. With a large model on a CPU,
-padding is expensive: each token of padding takes as long as any other token."""
+"""For large models on a CPU, where each token of padding takes as long as any other token."""
 
-NATIVE_PASS = 128
-"""The largest number of tokens in one prefill pass of the native decoder. The intermediate results of a pass should fit
-into a processor cache."""
+NATIVE_PASS = 128  # tokens in a pass of the native decoder, whose results should fit into a processor's cache
 
 LARGE_MODEL = 10_000_000
-"""A model on a CPU is large if it has at least this number of parameters.
-
-The prefill passes of a large model have the sizes ``NARROW_PASS``. A block of the KV cache has several rows, with one
-sequence per row. If possible, a decode step of a large model computes only the rows whose sequence is being sampled.
-Otherwise, a decode step computes all rows of a block.
-"""
+"""From this number of parameters on, a CPU takes ``NARROW_PASS``, and a decode step computes only running rows if it
+can."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 1e-1}
-"""The largest accepted difference between logits with and without the KV cache, divided by the largest absolute logit.
-The keys are the precisions of matrix products."""
+"""The largest accepted difference of logits with and without the KV cache, divided by the largest absolute logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +184,7 @@ class PrefillChunk:
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """The padded counts (new tokens, cached tokens), which determine the shape of the prefill pass.
-
-        If two chunks have equal padded counts, equal tokens and equal cached keys and values, the computed keys and
-        values are bit-equal.
-        """
+        """The padded counts (new tokens, cached tokens): chunks that agree in them get bit-equal keys and values."""
         return round_up(len(self.token_ids), PREFILL_MULTIPLE), round_up(self.cached, LENGTH_MULTIPLE)
 
 
@@ -232,16 +199,10 @@ class PrefixCopy:
 
 
 class ModelRunner:
-    """Makes the forward passes of a model, and stores keys and values in a KV cache. Not thread-safe.
+    """Makes the forward passes of a model over blocks of a KV cache. Not thread-safe.
 
-    The KV cache consists of blocks. A block has several rows, and a row holds the keys and values of one sequence. The
-    runner takes ownership of the model, and replaces its attention by ``kv_cache.cache_attention``.
-
-    Args:
-        rows: the number of rows of a block.
-        images: the cache for the images in the prompts. None: the model has no vision.
-        native: the C++ code that computes decode steps and prefill. None: PyTorch computes decode steps and prefill.
-        capacity: the number of tokens for which a new row has room. The room grows if a sequence needs more.
+    The runner takes ownership of the model, and replaces its attention by ``kv_cache.cache_attention``. ``native`` is
+    the C++ code that computes the passes; None: PyTorch does. A new row has room for ``capacity`` tokens, and grows.
     """
 
     def __init__(
@@ -291,10 +252,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
-        """Compute the keys and values of all chunks, and write them to the slots of the chunks.
-
-        The tokens in :attr:`PrefillChunk.before` stay in the slot. The chunk replaces all tokens after them.
-        """
+        """Compute the keys and values of all chunks. A chunk replaces all tokens of its slot after ``before``."""
         if self._native is not None:
             return self._prefill_native(self._native, chunks)
         size, divided = self.prefill_shape.chunk, []
@@ -371,17 +329,11 @@ class ModelRunner:
     def decode(
         self, block_index: int, last_tokens: Mapping[int, int], shifts: Mapping[int, int] | None = None
     ) -> Tensor:
-        """Run one decode step of a block of the KV cache. Return the fp32 logits of the next tokens: (running rows, V).
-
-        V is the size of the vocabulary. Each row of the block holds one sequence. A row is running if its sequence is
-        being sampled.
+        """Run one decode step of a block, and return the fp32 logits of the next tokens: (running rows, V).
 
         Args:
-            block_index: the index of the block.
-            last_tokens: maps each running row to the last token of its sequence. The step adds these tokens to the
-                cache.
-            shifts: maps a running row to a shift, which is added to the index of a token to get its position in the
-                model's position encoding. Only images cause a shift. Rows with the shift 0 may be left out.
+            last_tokens: maps each running row to the last token of its sequence, which is added to the cache.
+            shifts: maps a running row to what images add to its positions. Rows without images may be left out.
         """
         block = self.blocks[block_index]
         block.reserve(int(block.lengths.max()) + 1)
@@ -428,11 +380,7 @@ class ModelRunner:
 
 
 def probe_kv_bytes_per_token(model: PreTrainedModel) -> int:
-    """Return the bytes that one token takes in the KV cache, measured by running the model on a short prompt.
-
-    Raise InvalidInput if the model fails with the KV cache, if a logit is not finite, or if the logits with and without
-    the KV cache differ by more than rounding errors.
-    """
+    """Return the bytes that one token takes in the KV cache, measured by running the model on a short prompt."""
     decoder = text_decoder(model.base_model)  # type: ignore[arg-type]
     usual = decoder.config._attn_implementation
     token_ids = torch.arange(PROBE_TOKENS) % model.config.get_text_config().vocab_size

@@ -35,7 +35,7 @@ from agent_r1.core.files import build_once
 from agent_r1.inference.config import DecodeStep
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up, weighted_values
 from agent_r1.model.forward import has_dynamic_rope
-from agent_r1.model.onednn import PLAIN_LINEAR, is_onednn_faster
+from agent_r1.model.weights import PLAIN_LINEAR, is_onednn_faster
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
@@ -45,20 +45,12 @@ ROWS_MULTIPLE = 16
 would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""A function that computes the attention of one layer for N new tokens.
-
-Let H be the number of attention heads, K the number of key-value heads, and D the head size. The arguments are (index
-of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)). The function appends the keys and values to the KV
-cache of the layer, and returns the output (N, H * D).
-"""
+"""A function of (index of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) of N new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """The modules of one decoder layer, shared with the model.
-
-    ``query_norm`` and ``key_norm`` are None if the model does not normalize queries and keys.
-    """
+    """The modules of one decoder layer, shared with the model. Norms are None if the model has none."""
 
     input_norm: nn.Module
     query: nn.Linear
@@ -90,10 +82,8 @@ class LlamaDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
-        """Return a decoder for ``model``, or None if the model is not supported.
-
-        A model is supported if its class is in ``LLAMA_LIKE``, its activation is SiLU, and the model has no sliding
-        window, no quantization and no adapter.
+        """Return a decoder for ``model``; None without a class of ``LLAMA_LIKE``, full attention, SiLU and plain
+        layers.
         """
         config = model.config
         layer_types = getattr(config, "layer_types", None) or ()
@@ -121,11 +111,10 @@ class LlamaDecoder:
         return self._hidden_states(token_ids, block.lengths, attend)
 
     def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each row of ``block`` that ``rows`` lists. Return the last hidden states.
+        """Append one token to each row of ``block`` that ``rows`` lists. Return the last hidden states (N, E).
 
-        The hidden states have the shape (N, E), with the hidden size E. N is the length of ``rows``, rounded up to a
-        multiple of ``ROWS_MULTIPLE``. The first states belong to ``rows``, and the added states at the end are padding.
-        The caller has to increase ``block.lengths``.
+        N is the length of ``rows``, rounded up to a multiple of ``ROWS_MULTIPLE``; the states after ``rows`` are
+        padding. The caller has to increase ``block.lengths``.
         """
         places = torch.tensor(rows, device=token_ids.device)  # (len(rows),)
         lengths = block.lengths[places]  # (len(rows),)
@@ -166,10 +155,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return True if the bits of a row of a matrix product do not depend on the number of rows in the product.
-
-        The linear maps of the first layer and ``head`` are tested with random states, for up to ``rows`` rows.
-        """
+        """Return whether a row of a product has the same bits for any number of rows, up to ``rows``."""
         random = torch.Generator().manual_seed(0)
         for linear in (*self.layers[0].linears(), head):
             weight = next(linear.parameters())
@@ -248,10 +234,7 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def load_library(compiler: str | None) -> NativeLibrary | Unavailable:
-    """Return the library, compiled by ``compiler``, or the reason why it is not available.
-
-    The library is compiled once for each processor and compiler, also if several processes call this function.
-    """
+    """Compile the library, once for each processor and compiler, and return it, or why it is not available."""
     if compiler is None:
         return Unavailable("no C++ compiler was found: install g++ or clang++, or set CXX")
     try:
@@ -293,29 +276,18 @@ def _processor() -> str:
 
 log = logging.getLogger(__name__)
 
-NATIVE_LIMIT = 20_000_000
-"""The largest number of parameters of a model for which the setting ``auto`` chooses the C++ code
-(docs/decisions/0020-native-decode.md)."""
+NATIVE_LIMIT = 20_000_000  # parameters up to which ``auto`` chooses the C++ code (docs/decisions/0020-native-decode.md)
 
 AMD_NATIVE_LIMIT = 200_000_000
-"""The largest number of parameters for which ``auto`` chooses the C++ code on an AMD processor with AVX-512.
-
-This limit replaces ``NATIVE_LIMIT`` if the run has one thread. PyTorch's library MKL does not use AVX-512 on AMD
-processors, so the C++ code is faster than PyTorch even for larger models. With several threads, PyTorch can be faster
-than the C++ code.
-"""
+"""The limit of a run with one thread on an AMD processor with AVX-512, which PyTorch's library MKL does not use
+there."""
 
 CHECKED_TOKENS = 24
-CHECK_TOLERANCE = 1e-4
-"""Largest accepted relative difference between the logits of C++ and the logits of PyTorch
-(:meth:`NativeDecoder._measure_gap`)."""
+CHECK_TOLERANCE = 1e-4  # largest accepted relative difference between the logits of C++ and of PyTorch
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
-    """Return a decoder that computes the model's decode steps in C++, or None if PyTorch has to compute them.
-
-    Raise InvalidInput if ``choice`` is "native" and the C++ code cannot be used for the model.
-    """
+    """Return a decoder that computes the model's decode steps in C++, or None if PyTorch has to compute them."""
     if not wants_native(choice, model.num_parameters()):
         return None
     native = NativeDecoder.of(model)
@@ -334,10 +306,7 @@ def wants_native(choice: DecodeStep, parameters: int) -> bool:
 
 
 class NativeDecoder:
-    """The decode step of a model, computed by one call of C++ code. Make an instance with ``NativeDecoder.of(model)``.
-
-    The C++ code reads a copy of the weights in a layout of its own. The copy is renewed when the weights have changed.
-    """
+    """The decode step of a model in C++, on a copy of the weights, renewed when they change. See :meth:`of`."""
 
     def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:
         self._model, self._llama, self._library = model, llama, library
@@ -353,10 +322,8 @@ class NativeDecoder:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> NativeDecoder | Unavailable:
-        """Return the native decode step of ``model``, or the reason why ``model`` has no native step.
-
-        The native step is tested on a short sequence. If its logits differ from the model's own logits by more than
-        rounding errors, the reason is returned.
+        """Return the native decode step of ``model``, or why it has none, for example because a test of its logits
+        failed.
         """
         llama = LlamaDecoder.of(model)
         if llama is None:
@@ -385,16 +352,10 @@ class NativeDecoder:
     def append(
         self, token_ids: Tensor, rows: Tensor, positions: Tensor, block: CacheBlock, logits: Tensor | None = None
     ) -> None:
-        """Write the keys and values of N tokens to ``block``, and the logits after each token to ``logits``.
+        """Write keys and values of N tokens to ``block``, and the logits after each to ``logits`` (N, vocabulary).
 
-        The block must have room for the tokens, and hold all earlier tokens of the sequences. ``block.lengths`` is not
-        changed.
-
-        Args:
-            token_ids: (N,) the tokens. The tokens of a sequence are adjacent and in order.
-            rows: (N,) the row of each token's sequence.
-            positions: (N,) the index of each token in its sequence.
-            logits: (N, vocabulary) the tensor in fp32 that gets the logits. None: no logits are computed.
+        The block has room, and holds all earlier tokens. The ``token_ids`` (N,) of a sequence are adjacent and in
+        order, at ``positions`` (N,) of ``rows`` (N,). ``block.lengths`` is not changed.
         """
         version = sum(parameter._version for parameter in self._model.parameters())
         if version != self._version:

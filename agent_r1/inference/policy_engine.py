@@ -47,25 +47,14 @@ BASE = "base"
 PREFIX = "agent-r1-weights-"
 
 ONLY_SHARD_NAME, HEAD_NAME = "model-body.safetensors", "model-head.safetensors"
-"""Names of two files in a folder of weights, if a tied output head is also written as a separate tensor.
-
-``HEAD_NAME`` holds the output head. If all other weights are in one file, this file has the name ``ONLY_SHARD_NAME``.
-"""
+"""If a tied output head is also written as a separate tensor: the file of all other weights, and of the head."""
 
 
 class WeightFolders:
     """A writer of a model's weights. Each version gets a folder of its own, and the newest two folders are kept.
 
     A folder gets its final name after all its files are written. If only an adapter is trained, the frozen weights are
-    written once.
-
-    Args:
-        parent: the folder in which the folders of the versions are made, unless /dev/shm is used.
-        shared_memory: whether to use /dev/shm if /dev/shm has enough room.
-        dtype: the data type of the written weights; None: the data type of the model.
-        tied: how to write a tied output head, which shares its weights with the input embeddings. True: the shared
-            weights are written only once. False: the head is also written as a separate tensor. Some servers need the
-            separate tensor to update the head.
+    written once. If not ``tied``, a tied output head is also written as a separate tensor, which some servers need.
     """
 
     def __init__(self, parent: Path, dtype: Dtype | None, *, tied: bool = True, shared_memory: bool = True) -> None:
@@ -79,11 +68,7 @@ class WeightFolders:
         return self._keep(self._write(model, f"version-{number}", lambda folder: self._save(model, folder)))
 
     def write_adapter(self, model: PreTrainedModel, number: int) -> AdapterFolders:
-        """Write the adapter of ``model`` as one version. Return the folders of the adapter and of the frozen weights.
-
-        ``number`` is the number of the version. The first call also writes the frozen weights. Raise EngineError if the
-        weights cannot be written.
-        """
+        """Write the adapter as one version, at first also the frozen weights, and return both folders."""
         if self._base is None:
             base = without_adapter(model)
             self._base = self._write(base, BASE, lambda folder: self._save(base, folder))
@@ -164,12 +149,7 @@ def _untie(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) 
 
 
 class SharedPool:
-    """A pool of servers that several policies use in turn, such as the trained policy and its base model.
-
-    Args:
-        stop: called when the last engine on the pool is closed. The call can take seconds.
-        servers: the processes of the servers, in the order of the pool; () if another program started them.
-    """
+    """A pool of servers that several policies use in turn. ``stop`` is called when the last engine is closed."""
 
     def __init__(self, pool: EnginePool, stop: Callable[[], None], servers: Sequence[Server] = ()) -> None:
         self.pool, self.servers = pool, tuple(servers)
@@ -192,10 +172,7 @@ class SharedPool:
 
     @asynccontextmanager
     async def turn(self, engine: PolicyEngine) -> AsyncIterator[EnginePool]:
-        """Return a context manager that gives the servers the weights of ``engine``'s policy, and yields the pool.
-
-        The engines of other policies wait until the ``async with`` block ends.
-        """
+        """Give the servers the weights of ``engine``, and yield the pool. Other engines wait until the block ends."""
         while self._owner is not engine:
             async with self._switching:
                 if self._owner is not engine:
@@ -223,10 +200,7 @@ class SharedPool:
 
 
 class PolicyEngine:
-    """An ``InferenceEngine`` for one policy on a shared pool of servers.
-
-    The weights are written to folders, from which the servers load them. ``model`` is served until the first update.
-    """
+    """An ``InferenceEngine`` for one policy on a shared pool of servers, which load its weights from folders."""
 
     def __init__(self, shared: SharedPool, model: PreTrainedModel, folders: WeightFolders) -> None:
         self._shared, self._folders = shared, folders
@@ -285,10 +259,7 @@ class PolicyEngine:
 def write_weights(
     folders: WeightFolders, model: PreTrainedModel, version: PolicyVersion, *, adapters: bool
 ) -> WeightUpdate:
-    """Write the weights of a model to a folder, and return the WeightUpdate that names the folder.
-
-    Otherwise it is merged into the written weights. Raise EngineError if the weights cannot be written.
-    """
+    """Write the adapter, or the weights with the adapter merged, to a folder. Raise EngineError if this fails."""
     if has_adapter(model) and adapters:
         return WeightUpdate(version, "lora", folders.write_adapter(model, version.number), compute_canary(model))
     whole = merged_copy(model) if has_adapter(model) else model

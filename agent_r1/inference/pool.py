@@ -37,19 +37,14 @@ from agent_r1.inference.server_process import ReplicaError
 MAX_ABORTS = 20
 """A generation fails after this number of aborted requests in a row without a new token."""
 
-ABORT_SECONDS = 0.05
-"""The pause after the first aborted request, in seconds. Each later pause is twice as long, up to
-``MAX_ABORT_SECONDS``."""
+ABORT_SECONDS = 0.05  # the pause after the first abort; each later pause is twice as long
 
 MAX_ABORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The answer of a server to one request.
-
-    ``finish_reason`` is "abort" if the server ended the request before the answer was complete.
-    """
+    """The answer of a server to one request. "abort": the server ended the request before its end."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -61,12 +56,11 @@ Request = Callable[[Prompt, SamplingParams], Awaitable[Piece]]
 
 
 async def generate_in_pieces(request: Request, prompt: Prompt, params: SamplingParams) -> Completion:
-    """Sample a completion of ``prompt`` by one or more requests, and return the completion.
+    """Sample a completion of ``prompt`` by one or more requests, each of which continues the tokens so far.
 
-    Each request continues the tokens sampled so far, with its own seed. Several requests are needed if the server
-    aborts one, or stops at a stop string that does not meet the stop condition (for example, inside a thought).
-
-    Raise EngineError if the server aborts ``MAX_ABORTS`` requests in a row without a new token.
+    Several requests are needed if the server aborts one, or stops at a stop string that does not meet the stop
+    condition (for example, inside a thought). Raise EngineError after ``MAX_ABORTS`` aborts in a row without a new
+    token.
     """
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -99,10 +93,7 @@ def finish_reason(tokens: tuple[int, ...], params: SamplingParams) -> FinishReas
 
 
 def seed_at(seed: int, position: int) -> int:
-    """Return the seed of a request that continues a completion after ``position`` sampled tokens.
-
-    ``seed`` is the seed of the whole completion. The result is an integer below 2^63.
-    """
+    """Return the seed (below 2^63) of a request that continues a completion after ``position`` sampled tokens."""
     if position == 0:
         return seed % 2**63
     digest = hashlib.sha256(f"{seed} {position}".encode()).digest()
@@ -202,10 +193,7 @@ class EnginePool:
         return sum(member.fenced is None for member in self._members)
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion. If a server fails, another server continues the tokens sampled so far.
-
-        Raise EngineError if no server is left, or if a server refuses the request.
-        """
+        """Return a completion. If a server fails, another server continues the tokens sampled so far."""
 
         async def request(prompt: Prompt, params: SamplingParams) -> Piece:
             return await self._request(prompt, params, session_id)
@@ -213,10 +201,9 @@ class EnginePool:
         return await generate_in_pieces(request, prompt, params)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Load new weights into all servers, and return the version that they serve.
+        """Load new weights into all servers. Unfinished requests pause, and continue with them.
 
-        Unfinished requests pause, and continue with the new weights. A server that fails gets no more requests, until
-        a later update of its weights succeeds. Raise EngineError if no server serves the new weights.
+        A server that fails gets no more requests until a later update succeeds. Raise EngineError if none is left.
         """
         async with self._updating:
             self._open.clear()

@@ -48,10 +48,7 @@ def commands_of_group() -> dict[int, bytes]:
 
 
 def end_group() -> None:
-    """Kill all processes in the process group of this program, and the program itself.
-
-    Python's resource trackers are killed last, because they remove the shared memory of the killed processes.
-    """
+    """Kill this process group. Resource trackers are last: they remove the shared memory of the others."""
     deadline = time.monotonic() + TRACKER_SECONDS
     while (commands := commands_of_group()) and time.monotonic() < deadline:
         for process, command in commands.items():

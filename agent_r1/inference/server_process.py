@@ -56,11 +56,7 @@ class Server(Protocol):
 
 
 class ServerProcess:
-    """A running server on this machine. Its output goes to the file ``log``.
-
-    The server inherits the environment variables of the run, except the variables that ``FOREIGN`` lists. The
-    variables in ``environment`` are added.
-    """
+    """A running server, with the variables of the run except ``FOREIGN``. Its output goes to ``log``."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log: Path = log
@@ -88,10 +84,7 @@ class ServerProcess:
         self._process.send_signal(signal.SIGUSR1)
 
     def stop(self) -> None:
-        """End the server and all its child processes. A second call does nothing.
-
-        All processes get SIGTERM, and after ``STOP_SECONDS`` SIGKILL.
-        """
+        """End all processes of the server: SIGTERM, and after ``STOP_SECONDS`` SIGKILL. A second call does nothing."""
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
@@ -108,10 +101,7 @@ class ServerProcess:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last line of the output that contains "Error", or else the last line.
-
-        Lines with "resource_tracker" are skipped: they are warnings of Python's multiprocessing.
-        """
+        """Return the last line of the output with "Error", or else the last line, without multiprocessing's."""
         output = self.log.read_text("utf-8", "replace").splitlines()
         lines = [line.strip() for line in output if line.strip() and "resource_tracker" not in line]
         errors = [line for line in lines if "Error" in line]
@@ -134,13 +124,10 @@ class ReplicaError(EngineError):
 
 
 class ServerClient:
-    """A client of the inference server at ``url``, without a limit on connections and without proxies.
+    """A client of an inference server, without a limit on connections and without proxies.
 
-    ``sample_path`` is the path of the endpoint that samples tokens.
-
-    Raises:
-        ReplicaError: (any request) the server failed. Another server can take the request.
-        EngineError: (a request to ``sample_path``) the server refuses the request with status 400.
+    Raise ReplicaError if the server failed, so that another one can take the request, and EngineError if it refuses a
+    request to ``sample_path`` with status 400.
     """
 
     def __init__(self, url: str, sample_path: str) -> None:

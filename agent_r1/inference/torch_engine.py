@@ -41,9 +41,8 @@ from agent_r1.inference.kv_cache import CachePages, CacheSize, CacheSlot, cache_
 from agent_r1.inference.model_runner import ImageCache, ModelRunner, PrefillChunk, PrefixCopy, probe_kv_bytes_per_token
 from agent_r1.inference.native_decode import choose_native
 from agent_r1.model.adapter import load_trained_weights, trained_weights
-from agent_r1.model.onednn import use_plain_products
 from agent_r1.model.vision import ImageProcessor
-from agent_r1.model.weights import DTYPES, cast_parameters, weights_checksum
+from agent_r1.model.weights import DTYPES, cast_parameters, use_plain_products, weights_checksum
 
 
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -108,8 +107,7 @@ class Request:
 
 
 Prefills = tuple[tuple[int, int], ...]
-"""Ranges (start, end) of a sequence: prefill passes computed the keys and values of the tokens in these ranges. For all
-tokens outside the ranges, decode steps computed the keys and values."""
+"""Ranges (start, end) of a sequence that prefill passes computed. Decode steps computed the other tokens."""
 
 
 @dataclass(slots=True)
@@ -156,12 +154,6 @@ class Scheduler:
     - the slot of the running request that started last. This request then waits.
 
     The tokens of an emptied slot are prefilled again when a request needs them.
-
-    Args:
-        size: the size of the KV cache. A request waits if no slot is free. The longest sequence must fit.
-        add_block: allocates a block of the KV cache, and returns the index of the block.
-        prefix_multiple: the length of a shared prefix is a multiple of this number. If this number is the length of a
-            prefill chunk, sharing changes no bits of the results.
     """
 
     def __init__(self, size: CacheSize, add_block: Callable[[], int], prefix_multiple: int) -> None:
@@ -195,10 +187,7 @@ class Scheduler:
         self._released.append(session_id)
 
     def schedule(self) -> bool:
-        """Free the slots of released sessions, and start waiting requests. Return whether any request is running.
-
-        A request waits if no slot or too few pages are free, or if another request of its session is running.
-        """
+        """Free slots of released sessions, start waiting requests, and return whether any request is running."""
         released, self._released = self._released, []
         for session_id in released:
             session = self._sessions.pop(session_id, None)
@@ -283,10 +272,7 @@ class Scheduler:
                 session.token_ids = session.prefills = ()
 
     def plan_prefill(self) -> PrefillPlan:
-        """Return the prefill that the running requests need. Equal sequences and prefixes are computed only once.
-
-        After the prefill, the KV cache holds all tokens of each running sequence except the last token.
-        """
+        """Return what must be prefilled: all but the last token of each running sequence, equal prefixes once."""
         new: list[tuple[_Session, Request, PrefillChunk]] = []
         for slot, request in self._running.items():
             if not request.is_prefilled:
@@ -344,11 +330,7 @@ class Scheduler:
             request.error = reason
 
     def take_finished(self) -> list[Request]:
-        """Remove the finished and the failed requests from the running batch, and return them.
-
-        The session of a request keeps its slot in the KV cache. After a failed request, the tokens in the slot are no
-        longer used.
-        """
+        """Remove and return finished and failed requests. A failed one leaves its slot without tokens."""
         finished = [
             (slot, request) for slot, request in self._running.items() if request.finish_reason or request.error
         ]
@@ -381,18 +363,9 @@ log = logging.getLogger(__name__)
 
 
 class TorchEngine:
-    """An ``InferenceEngine`` in this process.
+    """An ``InferenceEngine`` in this process, which takes ownership of ``model`` and casts it to ``config.dtype``.
 
-    The engine takes ownership of the model: it casts the weights to ``config.dtype``, and a weight update copies new
-    weights into the model. Forward passes run in a worker thread.
-
-    Args:
-        model: the model to serve, on the device on which it runs.
-        context: maximum number of tokens of a prompt and its completion together.
-        images: the image processor of the model; None if the model has no vision.
-
-    Raises:
-        InvalidInput: the model does not work with the KV cache, or with the decode step that ``config`` demands.
+    Forward passes run in a worker thread. ``context`` is the maximum number of tokens of a prompt and its completion.
     """
 
     def __init__(
@@ -432,11 +405,7 @@ class TorchEngine:
         )
 
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
-        """Return a completion of the prompt. Raise EngineError if an argument is invalid or the generation fails.
-
-        The keys and values stay in the KV cache for later prompts of the session. If the caller is cancelled, the
-        generation ends before the next decode step.
-        """
+        """Return a completion, or raise EngineError. Keys and values stay in the cache for the session's prompts."""
         tokens = self._validated_tokens(prompt, params)
         self._num_anonymous += session_id is None
         session = session_id or f"anonymous {self._num_anonymous}"
@@ -455,11 +424,7 @@ class TorchEngine:
                 await self.release(session)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
-        """Copy the weights of the module ``update.handle`` into the engine's model, and return the version now served.
-
-        Running sequences keep their tokens, and later tokens are recorded with the new version. Raise EngineError if
-        the weights cannot be copied.
-        """
+        """Copy new weights into the model. Running sequences keep their tokens, and go on with the new version."""
         if update.transport != "shared_memory" or not isinstance(update.handle, torch.nn.Module):
             raise EngineError(f"the embedded engine takes a module in shared memory, got {update.transport!r}")
         if self._is_closed:
@@ -480,11 +445,7 @@ class TorchEngine:
             self._wake()
 
     async def close(self) -> None:
-        """Stop the engine after the current decode step.
-
-        Unfinished calls of :meth:`generate` and :meth:`update_weights` fail with EngineError. The method waits at most
-        one minute for the thread that runs the decode steps.
-        """
+        """Stop after the current decode step, and wait at most one minute. Unfinished calls fail with EngineError."""
         self._is_closed = True
         if self._driver is not None:
             self._driver.cancel()

@@ -49,10 +49,7 @@ A = TypeVar("A", bound=Answer)
 
 
 def read_answer(cls: type[A], response: httpx.Response, server: str) -> A:
-    """Return the JSON of an answer as an instance of ``cls``. Raise ReplicaError if the JSON does not fit ``cls``.
-
-    ``server`` is the name of the server's software, for the error message.
-    """
+    """Return the JSON of an answer of ``server``. Raise ReplicaError if it does not fit ``cls``."""
     try:
         return cls.model_validate_json(response.content)
     except ValidationError as error:
@@ -62,10 +59,7 @@ def read_answer(cls: type[A], response: httpx.Response, server: str) -> A:
 def check_sampled(
     tokens: Sequence[int], scored: Sequence[tuple[int, float]], finish_reason: str, params: SamplingParams
 ) -> tuple[float, ...]:
-    """Return the log-probabilities of sampled tokens. Raise ReplicaError if the server's answer is not valid.
-
-    ``scored`` holds (token id, log-probability) of each token that the server scored.
-    """
+    """Return the log-probabilities of the sampled ``tokens``. Raise ReplicaError if the answer is not valid."""
     logprobs = tuple(logprob for _, logprob in scored)
     if [token for token, _ in scored] != list(tokens) or len(tokens) > params.max_tokens:
         raise ReplicaError("its tokens and log-probabilities do not belong together")
@@ -77,10 +71,7 @@ def check_sampled(
 
 
 class CanaryCheck:
-    """Compares the log-probabilities of one server with the trainer's, for each version of the weights.
-
-    ``dtype`` is the data type in which the server serves the weights.
-    """
+    """Compares a server's log-probabilities with the trainer's, for each version of the weights."""
 
     def __init__(self, dtype: Dtype) -> None:
         self._dtype = dtype
@@ -95,8 +86,7 @@ class CanaryCheck:
 
 
 SERVER_OPTIONS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Options of every server. They switch on the endpoint for token ids, return log-probabilities at the sampling
-temperature, and ignore the default sampling parameters in the model's folder."""
+"""They switch on the endpoint for token ids, log-probabilities at the sampling temperature, and vLLM's own defaults."""
 
 SERVER_ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # pauses and weights
@@ -108,13 +98,9 @@ SERVER_ENVIRONMENT = {
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for the option --max-lora-rank."""
 
-NO_ADAPTERS = "--no-enable-lora"
-"""An option of vLLM. If the user gives this option, the servers do not load adapters. Instead, the adapter is merged
-into the weights, and the servers load the merged weights."""
+NO_ADAPTERS = "--no-enable-lora"  # if the user gives this option, the servers load weights with the adapter merged
 
-KEPT_ADAPTERS = 2
-"""The number of adapters that a server keeps: the newest adapter and the adapter before it, which older requests still
-use."""
+KEPT_ADAPTERS = 2  # the newest adapter, and the one before it, which older requests still use
 
 
 def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
@@ -132,10 +118,7 @@ GENERATE = "/inference/v1/generate"
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """The model that a request uses: the server's own model, or one of its adapters.
-
-    ``version`` is the version of the adapter; None for the server's own model.
-    """
+    """The model of a request: the server's own (version None), or a version of its adapter."""
 
     name: str
     version: int | None = None
@@ -177,14 +160,7 @@ class _CacheReset(Answer):
 
 
 class VllmEngine:
-    """An ``InferenceEngine`` over the vLLM server at ``url``.
-
-    Args:
-        model: the name under which the server serves the model.
-        max_context: maximum number of tokens of a prompt and its completion together.
-        dtype: the data type in which the server serves the weights.
-        update_seconds: the time limit for loading weights.
-        adapters: whether the server accepts LoRA adapters.
+    """An ``InferenceEngine`` over the vLLM server at ``url``, which serves ``model`` in ``dtype``.
 
     All methods raise ReplicaError if the server failed, and EngineError if the server refuses the request.
     """
@@ -251,8 +227,7 @@ class VllmEngine:
     async def stage(self, update: WeightUpdate) -> None:
         """Pause the server, and load the weights. The server samples no token until :meth:`commit`.
 
-        vLLM cannot change the adapter of a running request. So if the update is an adapter, running requests are
-        aborted.
+        vLLM cannot change the adapter of a running request, so such requests are aborted.
         """
         if update.transport not in self._transports:
             raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")

@@ -37,14 +37,9 @@ _SAVED_PREFIX = "base_model.model."
 
 
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: str) -> PreTrainedModel:
-    """Add a new adapter to the model in place, freeze all other weights, and return the model.
+    """Add a new adapter in place, freeze all other weights, and return the model. Its outputs do not change yet.
 
-    The adapter's matrix A is random and its matrix B is 0, so the outputs of the model do not change yet. Both are in
-    float32 or a more precise type. ``seed`` is the seed of A. ``base`` is the name or the folder of the model without
-    the adapter. Saved files of the adapter will name it as their base model.
-
-    Raises:
-        InvalidInput: peft is not installed, or ``config.target_modules`` does not name linear layers of the model.
+    ``base`` is the model without the adapter, as saved files of the adapter will name it.
     """
     peft = import_extra("peft", "lora")
     is_all = config.target_modules == (ALL_LINEAR,)
@@ -75,10 +70,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Add the adapter in ``folder`` to the model in place, freeze all other weights, and return the model.
-
-    Raise InvalidInput if peft is not installed, or if the folder holds no plain LoRA adapter for this model.
-    """
+    """Add the adapter in ``folder`` to the model in place, freeze all other weights, and return the model."""
     peft = import_extra("peft", "lora")
     try:
         lora = peft.PeftConfig.from_pretrained(str(folder))
@@ -95,10 +87,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the name or the folder of the base model of the adapter in ``folder``.
-
-    Return None if ``folder`` holds no adapter. Raise InvalidInput if the adapter does not name its base model.
-    """
+    """Return the base model that the adapter in ``folder`` names; None if there is no adapter."""
     file = folder / ADAPTER_CONFIG
     if not file.is_file():
         return None
@@ -123,10 +112,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy ``weights``, a result of :func:`trained_weights`, into the model.
-
-    Raise RuntimeError if their names or shapes do not fit the model.
-    """
+    """Copy a result of :func:`trained_weights` into the model. Raise RuntimeError if names or shapes differ."""
     if not has_adapter(model):
         model.load_state_dict(dict(weights))
         return
@@ -159,10 +145,7 @@ def copy_sharing_frozen(module: M) -> M:
 
 
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model without its adapter: the model before training.
-
-    The copy and the model share the memory of frozen weights.
-    """
+    """Return the model before training: a copy without adapter, which shares frozen weights."""
     plain = copy_sharing_frozen(model)
     for name, layer in _adapted_layers(plain):
         plain.set_submodule(name, layer.base_layer)
@@ -188,10 +171,7 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Write ``weights``, the result of :func:`trained_weights` for the model, to ``folder``.
-
-    An adapter is written in the format of peft, a whole model in the format of transformers.
-    """
+    """Write a result of :func:`trained_weights`: an adapter in the format of peft, a model in that of transformers."""
     if not has_adapter(model):
         model.save_pretrained(folder, state_dict=dict(weights))
         return
@@ -201,11 +181,7 @@ def save_weights(folder: Path, model: PreTrainedModel, weights: Mapping[str, Ten
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights of the adapter that :func:`save_weights` wrote to ``folder``.
-
-    The keys of the result are the names of the weights in ``model``. Raise ValueError if the names of the weights in
-    ``folder`` do not match the names of the adapter's weights in ``model``.
-    """
+    """Return the weights of an adapter, by their names in ``model``. Raise ValueError if the names do not match."""
     saved = load_file(folder / ADAPTER_WEIGHTS)
     names = {_saved_name(name): name for name in trained_weights(model)}
     if names.keys() != saved.keys():

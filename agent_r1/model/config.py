@@ -11,11 +11,7 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraConfig(BaseModel):
-    """Settings of a LoRA adapter (arXiv:2106.09685), which is trained while all weights of the model are frozen.
-
-    Example:
-        LoraConfig(rank=16, target_modules=("q_proj", "v_proj"))
-    """
+    """Settings of a LoRA adapter (arXiv:2106.09685), which is trained while all weights of the model are frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 

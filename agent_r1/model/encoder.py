@@ -20,18 +20,13 @@ from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import choose_device, tensors_checksum
 
 POOLER = "pooler"
-"""A part of the name of each weight of the pooler. No other weight has a name with this part.
-
-The pooler is a layer after the last hidden state. Sentence encoders do not use this layer.
-"""
+"""A part of the names of the pooler's weights, a layer after the last hidden state that sentence encoders do not
+use."""
 
 Pooling = Literal["mean", "cls"]
 
 POOLING_FILE = Path("1_Pooling/config.json")
-"""The file in an encoder's folder that declares the pooling, in the format of sentence-transformers.
-
-The pooling is the way in which the vector of a text is computed from the vectors of its tokens.
-"""
+"""It declares how token vectors become the vector of a text, in the format of sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +44,7 @@ class SentenceEncoder:
         return int(self.model.config.hidden_size)
 
     def fingerprint(self) -> str:
-        """Return a sha256 of the weights, the vocabulary, the pooling and ``max_tokens``.
-
-        Encoders with equal hashes compute equal vectors.
-        """
+        """Return a sha256 of all that determines the vectors."""
         # Leave out the pooler, which is not used. If the files lack its weights, they are random after every load.
         weights = tensors_checksum((name, each) for name, each in self.model.named_parameters() if POOLER not in name)
         vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()))
@@ -61,11 +53,7 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return a float32 array (texts, width) with one vector for each text.
-
-        A vector has the Euclidean norm 1, or is 0 if the text has no tokens. Texts of similar length are encoded
-        together, as a batch. The other texts of the batch change a vector only by rounding errors.
-        """
+        """Return vectors (texts, width) of the norm 1; 0 for a text without tokens."""
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), self.batch):
@@ -99,12 +87,7 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def load_encoder(
     name: str, pooling: Literal["auto", "mean", "cls"], max_tokens: int, batch: int, device: str
 ) -> SentenceEncoder:
-    """Load the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`).
-
-    Raises:
-        InvalidInput: the encoder is missing, broken or incomplete; its tokenizer has no padding token; its folder
-            declares a pooling that differs from ``pooling``; or torch has no such GPU.
-    """
+    """Load the encoder ``name`` (see :func:`agent_r1.model.folders.find_folder`)."""
     folder = find_folder(name, "encoder")
     tokenizer = load_tokenizer(name, "encoder")
     if tokenizer.pad_token is None:

@@ -116,9 +116,7 @@ HUB_SECONDS = 10.0
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
 """Files that are not downloaded: pickled weights, and weights for other libraries."""
 
-CONVERSION = 2
-"""Version of the code that converts model files. Increase the version whenever a change of the code changes the
-converted files."""
+CONVERSION = 2  # the version of the code that converts model files: raise it with each change of the files
 
 
 class _NotOnHub(Exception):
@@ -126,13 +124,7 @@ class _NotOnHub(Exception):
 
 
 def find_folder(name: str, kind: Kind) -> Path:
-    """Return the folder that holds the files of the model ``name``. Files on the Hugging Face hub are downloaded.
-
-    ``name`` is a short name (see :data:`agent_r1.model.folders.NAMED_MODELS`), a folder, or a name on the hub.
-
-    Raises:
-        InvalidInput: no model of this kind is found. The message begins with ``kind``.
-    """
+    """Return the folder of a model: a name in ``NAMED_MODELS``, a folder, or a name on the hub, which is downloaded."""
     source = NAMED_MODELS.get(name)
     if source is not None and kind_of(source) == kind:
         return source if isinstance(source, Path) else _named_folder(name, source)

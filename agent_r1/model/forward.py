@@ -1,12 +1,20 @@
-"""Hidden states of a causal language model, and log-probabilities of target tokens.
+"""Hidden states of a causal language model, log-probabilities of target tokens, and attention over trees of tokens.
 
-Shapes: B rows, T tokens, H hidden size, N positions with target tokens, V vocabulary.
+A row can hold a tree of tokens in depth-first order, in which a token attends to itself and to its ancestors. A mask
+would hide most of the scores after they are computed. So the attention is divided into parts, by chains: sequences of
+tokens without branches. The tokens of a chain attend to their own chain, and all descendants of a chain attend to it.
+The tokens of a part are contiguous, so torch's kernel computes each part in one call, and also returns the logarithm of
+the sum of exp(score) of each token, by which the results of the parts are combined exactly.
+
+Shapes: B rows, T tokens, S tokens of a prefix before them, H hidden size (in attention: heads), K key-value heads, D
+head size, N positions with target tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -15,19 +23,152 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from agent_r1.model.onednn import has_onednn, padded_length
-from agent_r1.model.tree_attention import (
-    SMALL_TREE,
-    TREE_ATTENTION,
-    USUAL_ATTENTION,
-    additive_mask,
-    tree_mask,
-    tree_parts,
-)
 from agent_r1.model.vision import PassImages, compute_features, embed_with_images, has_position_rows, text_decoder
+from agent_r1.model.weights import has_onednn, padded_length
+
+TREE_ATTENTION = "agent_r1_tree"
+USUAL_ATTENTION = "sdpa"
+"""transformers' name of the usual attention, which ``TREE_ATTENTION`` replaces for trees."""
+
+SMALL_TREE = 64
+"""The most tokens of a subtree that one call with a mask computes faster than several calls without a mask."""
+
+_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPart:
+    """One call of the attention kernel, in which some tokens (queries) attend to some tokens (keys)."""
+
+    queries: slice  # the indices of the queries among the T tokens of the trees
+    # the indices of the keys among S + T tokens: first the S tokens of a prefix, then the T tokens of the trees
+    keys: slice
+    is_causal: bool  # whether a query attends only to its own token and to earlier tokens
+    mask: Tensor | None = None  # (1, 1, queries, keys) the mask that is added to the scores, or None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeParts:
+    """The attention over trees of tokens, perhaps after a prefix, divided into calls of the kernel."""
+
+    # the parts in which tokens attend to tokens of the same chain, or of the same small subtree. A small subtree has at
+    # most ``SMALL_TREE`` tokens, and is not divided into chains. Each token is a query in exactly one part of ``own``
+    own: tuple[AttentionPart, ...]
+    # the parts in which tokens attend to a chain above their own chain, or to the prefix
+    above: tuple[AttentionPart, ...]
+
+
+def tree_mask(subtree_end: Tensor) -> Tensor:
+    """Return the attention mask of trees of tokens: (B, T, T) bool."""
+    place = torch.arange(subtree_end.shape[1], device=subtree_end.device)  # (T,)
+    return (place[None, None, :] <= place[None, :, None]) & (place[None, :, None] < subtree_end[:, None, :])
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask that is added to the scores: 0 if ``mask`` is true, else the lowest finite number."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+def tree_parts(subtree_end: Tensor, prefix: int, dtype: torch.dtype) -> TreeParts:
+    """Divide the attention over the T tokens of one or more trees into parts, each one call of the kernel.
+
+    Each token attends to itself, to its ancestors, and to all ``prefix`` tokens before the trees. ``subtree_end`` (T,)
+    holds the index after the last token of each token's subtree.
+    """
+    own, above = list[AttentionPart](), list[AttentionPart]()
+    if prefix:
+        above.append(AttentionPart(slice(0, len(subtree_end)), slice(0, prefix), is_causal=False))
+    ends, start = subtree_end.tolist(), 0
+    while start < len(ends):
+        # the chain that begins with the token ``start``; all its tokens have subtrees with the same end
+        end, chain_end = ends[start], start + 1
+        while chain_end < len(ends) and ends[chain_end] == end:
+            chain_end += 1
+        chain = slice(prefix + start, prefix + chain_end)
+        if chain_end < end <= start + SMALL_TREE:  # the whole subtree is one part, with a mask
+            mask = additive_mask(tree_mask(subtree_end[None, start:end] - start), dtype)
+            own.append(AttentionPart(slice(start, end), slice(prefix + start, prefix + end), False, mask[None]))
+            start = end
+            continue
+        own.append(AttentionPart(slice(start, chain_end), chain, is_causal=True))
+        if chain_end < end:
+            above.append(AttentionPart(slice(chain_end, end), chain, is_causal=False))
+        start = chain_end
+    return TreeParts(tuple(own), tuple(above))
+
+
+class _TreeAttention(torch.autograd.Function):
+    """The attention over trees of tokens, computed in parts (:class:`TreeParts`)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: TreeParts, scaling: float) -> Tensor:
+        mixed = torch.empty_like(query)
+        totals = torch.empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))  # (B, H, T)
+
+        def attend(part: AttentionPart) -> tuple[Tensor, Tensor]:
+            read = (query[:, :, part.queries], key[:, :, part.keys], value[:, :, part.keys])
+            found, total = _attend(*read, 0.0, part.is_causal, attn_mask=part.mask, scale=scaling)
+            return found, total
+
+        for part in parts.own:
+            mixed[:, :, part.queries], totals[:, :, part.queries] = attend(part)
+        for part in parts.above:
+            found, total = attend(part)
+            before, now = totals[:, :, part.queries], mixed[:, :, part.queries]
+            # Softmax over the keys of both: the weights of the results are e^before and e^total, divided by their sum.
+            joint = torch.logaddexp(before, total)
+            now.mul_((before - joint).exp_()[..., None]).add_(found * (total - joint).exp_()[..., None])
+            before.copy_(joint)
+        ctx.save_for_backward(query, key, value, mixed, totals)
+        ctx.parts, ctx.scaling = parts, scaling
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        query, key, value, mixed, totals = ctx.saved_tensors
+        gradients = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for part in (*ctx.parts.own, *ctx.parts.above):
+            rows, keys = (slice(None), slice(None), part.queries), (slice(None), slice(None), part.keys)
+            added = _attend_backward(
+                *(gradient[rows], query[rows], key[keys], value[keys], mixed[rows], totals[rows]),
+                *(0.0, part.is_causal),
+                attn_mask=part.mask,
+                scale=ctx.scaling,
+            )
+            for whole, place, one in zip(gradients, (rows, keys, keys), added, strict=True):
+                whole[place] += one
+        return *gradients, None, None
+
+
+def _tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    tree_parts: TreeParts | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    if tree_parts is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # each key-value head belongs to several attention heads
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    mixed = cast(Any, _TreeAttention).apply(query, key, value, tree_parts, scaling)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(TREE_ATTENTION, _tree_attention)
+AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
+
 
 PART_LOGITS = 1 << 18
 """Number of logits that are processed together, so that they fit into a processor's cache: 1 MiB in fp32."""
@@ -132,10 +273,7 @@ class PrefixStates:
         return cache
 
     def backward(self) -> None:
-        """Propagate the summed gradients of the prefix's keys and values to the weights.
-
-        First run the backward passes of all forward passes that read the prefix. Then call this method once.
-        """
+        """Propagate the summed gradients of the prefix to the weights, once, after all passes that read it."""
         pairs = zip(self._computed, self._copies, strict=True)
         read = [(tensor, copy.grad.to(tensor.dtype)) for tensor, copy in pairs if copy.grad is not None]
         if read:
@@ -144,10 +282,7 @@ class PrefixStates:
 
 
 class CachedPrefix:
-    """A KV cache for passes over a single row. The cache is kept from one pass to the next.
-
-    Each pass adds the keys and values of its tokens. Unlike :class:`PrefixStates`, this class computes no gradients.
-    """
+    """The keys and values of a single row, to which each pass adds its tokens, without gradients."""
 
     def __init__(self) -> None:
         self.token_ids: tuple[int, ...] = ()
@@ -250,25 +385,17 @@ def _pad_row(
 
 
 def token_logprobs(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities (N,) of the target tokens, each given the hidden state that predicts the token.
-
-    If there are more than ``LOGITS_PER_CHUNK`` logits, they are computed in chunks, and only one chunk is in memory at
-    a time.
-    """
+    """Return the log-probabilities (N,) of the targets. See :func:`token_scores`."""
     return token_scores(model, hidden, targets, temperature)[0]
 
 
 def token_scores(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return (log-probabilities of the targets, entropies) for N positions.
+    """Return (log-probabilities of the targets, entropies in nats) for N positions.
 
-    ``hidden`` (N, H) holds, for each position, the hidden state that predicts the token at this position. ``targets``
-    is (N,), or (N, m) with m tokens per position. The log-probabilities have the shape of ``targets``. See
-    :func:`token_logprobs` for the formula of a log-probability.
-
-    The entropies (N,) are in nats, and have a gradient only if ``entropy_gradient`` is true. The backward pass can run
-    only once.
+    ``hidden`` (N, H) holds the states that predict the ``targets``, (N,) or (N, m) with m tokens per position. More
+    than ``LOGITS_PER_CHUNK`` logits are computed in chunks, one at a time. The backward pass can run only once.
     """
     head = model.get_output_embeddings()
     columns = targets if targets.dim() == 2 else targets[:, None]  # (N, m)
@@ -293,12 +420,7 @@ def _log_softmax(head: nn.Module, hidden: Tensor, temperature: float) -> Tensor:
 def top_tokens(
     model: PreTrainedModel, hidden: Tensor, count: int, temperature: float, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the most likely next tokens for each of N hidden states, and their log-probabilities.
-
-    Both results are (N, k): the ids of the k most likely tokens, and the log-probabilities of the k tokens. k is the
-    smallest of ``count``, ``vocabulary`` and the model's own vocabulary size. ``hidden`` is (N, H). Only token ids
-    below ``vocabulary`` are returned. If ``model`` is a teacher, ``vocabulary`` is the vocabulary size of the policy.
-    """
+    """Return (ids, log-probabilities), each (N, k), of the k = ``count`` likeliest tokens below ``vocabulary``."""
     head = model.get_output_embeddings()
     size = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
     count = min(count, vocabulary, head.weight.shape[0])
@@ -318,10 +440,9 @@ def has_dynamic_rope(model: PreTrainedModel) -> bool:
 def supports_tree_mask(model: PreTrainedModel) -> bool:
     """Return whether the attention mask alone determines which tokens the model attends to.
 
-    If so, several branches of a trajectory can share their common prefix in one sequence. This function runs the model
-    on a sequence with two branches. The hidden state of the second branch must be the same without the first branch, up
-    to rounding errors. Models with a sliding window, a dynamic RoPE or three positions per token are not run: for them,
-    the result is False.
+    If so, branches of a trajectory can share their prefix in one sequence. The model runs on a sequence with two
+    branches: the second must have the same hidden state without the first. Models with a sliding window, a dynamic RoPE
+    or three positions per token are not run: the result is False.
     """
     if getattr(model.config.get_text_config(), "sliding_window", None) is not None:
         return False  # the test below is shorter than the window
@@ -353,11 +474,9 @@ def may_use_tree_attention(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def use_tree_attention(model: PreTrainedModel) -> bool:
-    """Switch the model to tree attention if possible. Return whether the model now uses tree attention.
+    """Switch a model on a CPU to attention over parts of trees, and return whether it now uses that.
 
-    Tree attention divides the attention over a tree of tokens into parts, and computes each part separately (see
-    :mod:`agent_r1.model.tree_attention`). The switch is possible only if the model is on a CPU and passes a test: for a
-    tree of tokens, tree attention must give the same hidden states as attention with a mask, up to rounding errors. For
+    It is switched only if a tree of tokens then has the same hidden states as with a mask, up to rounding errors. For
     sequences without trees, the attention does not change.
     """
     if not may_use_tree_attention(model) or uses_tree_attention(model):

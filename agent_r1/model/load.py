@@ -28,25 +28,17 @@ from agent_r1.model.adapter import ADAPTER_CONFIG, base_of, has_adapter, load_ad
 from agent_r1.model.folders import Kind, find_folder, first_line
 from agent_r1.model.vision import ImageProcessor, has_vision, load_image_processor
 
-LOGIT_TOLERANCE = 1e-6
-"""Largest accepted difference between the model's logits and ``head(backbone(ids))``. The difference is divided by the
-largest absolute logit."""
+LOGIT_TOLERANCE = 1e-6  # of the model's logits to ``head(backbone(ids))``, relative to the largest
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a causal language model in eval mode.
+    """Load a causal language model in eval mode, with or without an adapter, by its name or folder.
 
-    ``name`` is the model's name or folder (see :func:`agent_r1.model.folders.find_folder`), and ``dtype`` is the data
-    type of the weights. If ``name`` means a LoRA adapter, its base model is returned with the adapter. Dropout is
-    switched off, also in training, so that trainer and engine compute the same probabilities. Weights are read only
-    from safetensors files, because loading a pickle can run code.
-
-    Raises:
-        InvalidInput: the model is missing, broken or incomplete, or is not a causal language model; its weights or
-            logits are NaN or infinite; or its logits are not ``head(backbone(ids))``.
+    Dropout is switched off, also in training, so that trainer and engine compute the same probabilities. Weights are
+    read only from safetensors files, because loading a pickle can run code.
     """
     folder = find_folder(name, "model")
     base = _find_base(folder)
@@ -79,10 +71,7 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
 
 
 def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model or a sentence encoder. ``name`` is the name or the folder of the model or encoder.
-
-    Raise InvalidInput if the tokenizer is missing or cannot be loaded.
-    """
+    """Load the tokenizer of a model or a sentence encoder."""
     folder = find_folder(name, kind)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         folder = _find_base(folder) or folder
@@ -101,11 +90,7 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
 
 
 def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
-    """Return the image processor of a model with this ``tokenizer``; None if the model has no vision.
-
-    ``name`` is the model's name or folder. Raise InvalidInput if the model or its image processor cannot be loaded, or
-    if pillow is not installed.
-    """
+    """Return the image processor of a model; None if it has no vision."""
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
     try:
@@ -118,10 +103,7 @@ def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
-    """Return the ids of the end-of-sequence tokens in generation_config.json of a model; () if there are none.
-
-    Raise InvalidInput if the file or its tokens cannot be read.
-    """
+    """Return the ids of the end-of-sequence tokens in generation_config.json of a model; () if there are none."""
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
     if not (folder / "generation_config.json").is_file():
@@ -163,10 +145,7 @@ def _find_base(folder: Path) -> Path | None:
 
 
 def check_finite(model: nn.Module, kind: str, name: str) -> None:
-    """Raise InvalidInput if a parameter or a buffer of the model has a value that is NaN or infinite.
-
-    The message begins with ``kind``, such as "model", and contains ``name``.
-    """
+    """Raise InvalidInput about the ``kind`` ``name`` if a parameter or a buffer has a value that is NaN or infinite."""
     for tensor_name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not bool(torch.isfinite(tensor).all()):
             count = int((~torch.isfinite(tensor)).sum())

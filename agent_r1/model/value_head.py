@@ -84,11 +84,7 @@ def save_value_model(model: ValueModel, folder: Path) -> None:
 
 
 def load_value_model(folder: Path, dtype: torch.dtype) -> ValueModel:
-    """Return the value model that :func:`save_value_model` wrote to ``folder``, in eval mode.
-
-    ``dtype`` is the type of the backbone's weights. Raise InvalidInput if there is no valid value model in the folder,
-    or if a weight of the model is not finite.
-    """
+    """Return the value model that :func:`save_value_model` wrote, in eval mode, with a backbone of type ``dtype``."""
     do = f"name a folder with a value model: config.json, model.safetensors and {HEAD_FILE}"
     if not (folder / HEAD_FILE).is_file():
         raise InvalidInput("value model", got=f"{folder}, without {HEAD_FILE}", do=do)

@@ -33,8 +33,7 @@ GRID_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Model types whose images are one grid of features. Each token has three positions (time, height, width)."""
 
 TILE_MODELS = ("idefics3", "smolvlm")
-"""Model types that cut an image into tiles. Each token has one position, unlike in ``GRID_MODELS``, where each token
-has three positions."""
+"""Model types that cut an image into tiles. Each token has one position."""
 
 KEPT_BYTES = 2**28
 """Largest number of bytes of pixels that are kept for later uses. The newest image is always kept."""
@@ -72,10 +71,7 @@ class Pixels:
 
     @property
     def coordinates(self) -> Tensor:
-        """The time (always 0), the row and the column of each feature in the image: (3, k).
-
-        All numbers are 0 if the model gives each token only one position, instead of three.
-        """
+        """The time (always 0), the row and the column of each feature: (3, k). All 0 for models with one position."""
         if self.grid is None:
             return torch.zeros((3, self.count), dtype=torch.long)
         features = torch.arange(self.count)
@@ -103,11 +99,7 @@ class ImageProcessor:
         return self._placeholder
 
     def expand(self, image: Image) -> str:
-        """Return the text that stands for ``image`` in a prompt, as in the library transformers.
-
-        The text has one placeholder for each feature of the image. For the model types ``TILE_MODELS``, the text also
-        marks the tiles.
-        """
+        """Return the text that stands for ``image`` in a prompt: its placeholders, and marks of its tiles."""
         pixels = self.pixels(image)
         if self._config.model_type in GRID_MODELS:
             return self._placeholder * pixels.count
@@ -170,10 +162,7 @@ def _one_to(last: int) -> range:
 def load_image_processor(
     folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> ImageProcessor | None:
-    """Return the image processor in the folder of a model; None if the model has no vision.
-
-    Raise InvalidInput if pillow is not installed, or if the folder has no image processor that can be loaded.
-    """
+    """Return the image processor in the folder of a model; None if the model has no vision."""
     if not has_vision(config):
         return None
     require_extra("PIL", "images")
@@ -222,10 +211,7 @@ def _features_of(backbone: Any, pixels: Pixels) -> ImageFeatures:
 
 
 def embed_with_images(decoder: PreTrainedModel, ids: Tensor, index: Tensor, features: ImageFeatures) -> dict[str, Any]:
-    """Return the keyword arguments for a call of ``decoder`` with the tokens ``ids`` (B, T) and image features.
-
-    ``index`` (B, T) has the index of a feature for each placeholder token, and -1 for tokens of text.
-    """
+    """Return the arguments of ``decoder`` for tokens (B, T). ``index`` (B, T) names their features; -1: text."""
     is_image = index >= 0  # (B, T)
     own = decoder.get_input_embeddings()(ids.masked_fill(is_image, 0))  # (B, T, H)
     read = features.embeddings.to(own.dtype)[index.clamp(min=0)]  # (B, T, H)
@@ -274,9 +260,8 @@ class PassImages:
     def of(
         cls, media: Sequence[Sequence[PromptMedia]], length: int, processor: ImageProcessor, device: torch.device
     ) -> PassImages | None:
-        """Return the images of a pass over rows of ``length`` tokens; None if there are no images.
-
-        ``media`` holds the images of each row, with the indices of their placeholder tokens.
+        """Return the images of a pass over rows of ``length`` tokens, of which ``media`` holds the images; None if
+        none.
         """
         distinct = {one.image.sha256: processor.pixels(one.image) for row in media for one in row}
         if not distinct:

@@ -1,13 +1,21 @@
-"""The weights of models: data types, mixed precision, activation checkpointing, and checksums."""
+"""The weights of models: matrix products, data types, mixed precision, activation checkpointing, and checksums.
+
+By default, PyTorch multiplies float32 matrices on a CPU with MKL, which uses no AVX-512 on AMD processors. oneDNN, a
+part of PyTorch, uses AVX-512, and is about twice as fast there. The results differ by rounding errors.
+
+Shapes: N tokens (any leading dimensions), I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +28,105 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.inference import Dtype, ProductPrecision
 from agent_r1.model.adapter import copy_sharing_frozen
-from agent_r1.model.onednn import PLAIN_LINEAR
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+SMALL_MODEL = 400_000
+"""In models with fewer parameters, MKL computes all matrix products. oneDNN would save little time there."""
+
+
+@cache
+def is_onednn_faster() -> bool:
+    """Whether oneDNN multiplies matrices faster than MKL: on AMD processors with AVX-512, if PyTorch offers it."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+        return False
+    with suppress(AttributeError):  # the operator is not public: another version of PyTorch may not have it
+        operator = torch.ops.mkldnn._linear_pointwise
+        return operator is not None and CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text("utf-8", "replace")
+    return False
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let oneDNN compute the products of float32 layers on a CPU, if it is faster and the model is not small."""
+    if not is_onednn_faster() or sum(weight.numel() for weight in model.parameters()) < SMALL_MODEL:
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.dtype == torch.float32 and module.weight.device.type == "cpu":
+            module.__class__ = OneDnnLinear
+
+
+def has_onednn(model: nn.Module) -> bool:
+    return any(type(module) is OneDnnLinear for module in model.modules())
+
+
+def use_plain_products(model: nn.Module) -> None:
+    """Undo :func:`use_onednn`."""
+    for module in model.modules():
+        if type(module) is OneDnnLinear:
+            module.__class__ = cast(Any, nn.Linear)
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose matrix product is computed by oneDNN.
+
+    If inputs or weights are not in float32 on a CPU, or if autocast is on, PyTorch computes the product as usual.
+    """
+
+    def forward(self, states: Tensor) -> Tensor:
+        weight = self.weight
+        plain = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
+        # oneDNN has no product over no tokens; the layer may have been moved or converted
+        if not plain or not states.numel() or torch.is_autocast_enabled("cpu"):
+            return super().forward(states)
+        product = cast(Tensor, cast(Any, _Product).apply(states, weight, self.bias))  # (padded N, O)
+        rows = states.numel() // states.shape[-1]
+        # not in _Product, because a view that it returned could not be changed in place, as some models do
+        return (product if rows == len(product) else product[:rows]).view(*states.shape[:-1], len(weight))
+
+
+PLAIN_LINEAR = (nn.Linear, OneDnnLinear)
+"""Types of linear layers with a weight, perhaps a bias, and nothing else."""
+
+
+class _Product(torch.autograd.Function):
+    """The product x W^T + b of the states x (.., I) of N tokens, weights W (O, I) and an optional bias b (O,)."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        return _multiply(pad_rows(states.reshape(-1, states.shape[-1])), weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        flat = states.reshape(-1, states.shape[-1])  # (N, I)
+        return (  # gradient: (padded N, O), with zeros after row N
+            _multiply(gradient, weight.t(), None)[: len(flat)].view_as(states) if needs_states else None,
+            _multiply(gradient.t(), pad_rows(flat).t(), None) if needs_weight else None,  # (O, padded N) (padded N, I)
+            gradient[: len(flat)].sum(0) if needs_bias else None,
+        )
+
+
+def pad_rows(rows: Tensor) -> Tensor:
+    missing = padded_length(len(rows)) - len(rows)
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def padded_length(rows: int) -> int:
+    """Return ``rows``, rounded up to a multiple of 8; above 128, to a multiple of 16; above 256, of 32; and so on.
+
+    oneDNN compiles a kernel for each shape, and never frees the kernel. Without padding, training SmolLM2-135M takes
+    20 GB after 9 optimizer steps.
+    """
+    step = max(8, 1 << max(0, (rows - 1).bit_length() - 4))
+    return -(-rows // step) * step
+
+
+def _multiply(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], ""))
+
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,11 +139,9 @@ def product_precision(dtype: Dtype) -> ProductPrecision:
 
 
 def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
-    """Cast the parameters of a module to ``dtype`` in place, and return the module.
+    """Cast the parameters of a module in place, except those of the direct submodules ``keep``.
 
-    The direct submodules named in ``keep`` are not cast. Buffers are not cast either, because the frequencies of
-    rotary embeddings are buffers, and must stay in float32. If ``dtype`` is bfloat16 and ``module`` is a language
-    model, :func:`compute_float32_logits` is applied to the model.
+    Buffers are not cast, because the frequencies of rotary embeddings must stay in float32.
     """
     for name, parameter in module.named_parameters():
         if name.partition(".")[0] not in keep:
@@ -48,11 +152,7 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
 
 
 def compute_float32_logits(model: PreTrainedModel) -> None:
-    """Make the output layer of ``model`` compute logits in float32 while the model is on a CPU.
-
-    The weights of the layer keep their data type, and are converted during the computation. On a GPU, the layer
-    computes as before: float32 may be slow there, which was not measured. An output layer that is not a plain linear
-    layer is not changed.
+    """Make a plain output layer compute logits in float32 on a CPU, whatever the type of its weights.
 
     In bfloat16, logits between 16 and 32 would be rounded to multiples of 0.125. Sampler and trainer round differently,
     so they would disagree on the probabilities of sampled tokens (found by MiniMax-M1, arXiv 2506.13585).
@@ -62,11 +162,7 @@ def compute_float32_logits(model: PreTrainedModel) -> None:
         head.__class__ = Float32Head
 
 
-PART_WEIGHTS = 1 << 19
-"""The approximate number of weights that :class:`Float32Head` converts to float32 at once.
-
-In float32, this number of weights takes 2 MiB, which fits into the cache of a processor.
-"""
+PART_WEIGHTS = 1 << 19  # weights that Float32Head converts at once: 2 MiB, which fit into a processor's cache
 
 
 class Float32Head(nn.Linear):
@@ -93,22 +189,17 @@ class Float32Head(nn.Linear):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixedPrecision(Generic[M]):
-    """A pair of modules: the optimizer changes ``weights``, and forward and backward passes use ``compute``.
+    """The optimizer changes ``weights``, and passes use ``compute``: ``weights`` itself, or a copy in lower precision.
 
-    ``compute`` is either ``weights`` itself, or a copy of ``weights`` in lower precision. The optimizer changes the
-    weights in float32, because rounding to lower precision would undo small changes. If ``compute`` is a copy, each
-    backward pass adds the gradient of the copy to the float32 gradient of ``weights``. Both modules share the memory of
-    frozen weights that already have the lower precision.
+    Weights change in float32, because rounding would undo small changes. A backward pass adds the gradient of the copy
+    to that of ``weights``. Both share the memory of frozen weights that already have the lower precision.
     """
 
     weights: M
     compute: M
 
     def refresh(self) -> None:
-        """Copy the parameters of ``self.weights`` to ``self.compute``.
-
-        Call this method after each change of the weights.
-        """
+        """Copy the weights to ``compute``, after each change."""
         if self.compute is self.weights:
             return
         with torch.no_grad():
@@ -122,11 +213,7 @@ class MixedPrecision(Generic[M]):
 
 
 def mixed_precision(weights: M, dtype: Dtype, keep: Collection[str] = ()) -> MixedPrecision[M]:
-    """Return the module ``weights`` and a copy in the data type ``dtype``. Forward and backward passes use the copy.
-
-    In the copy, the direct submodules named in ``keep`` stay in their own data types. For float32, no copy is made, and
-    the passes use ``weights`` itself.
-    """
+    """Return a module with a copy in ``dtype``, in which the direct submodules ``keep`` are not cast."""
     if dtype == "float32":
         return MixedPrecision(weights, weights)
     compute = cast_parameters(copy_sharing_frozen(weights), dtype, keep)
@@ -146,11 +233,7 @@ def _hand_over_to(weight: nn.Parameter):  # type: ignore[no-untyped-def]
 
 
 def checkpoint_activations(model: nn.Module, name: str) -> None:
-    """Switch on activation checkpointing: layers keep only their inputs, and the backward pass computes the rest again.
-
-    Raise InvalidInput if the architecture of the model does not support activation checkpointing. ``name`` is the name
-    of the model in the error message.
-    """
+    """Let layers keep only their inputs: the backward pass computes the rest again."""
     backbone = model if isinstance(model, PreTrainedModel) else next(model.children())  # the backbone of a critic
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not isinstance(backbone, PreTrainedModel) or not layers:
@@ -162,10 +245,7 @@ def checkpoint_activations(model: nn.Module, name: str) -> None:
 
 
 def weights_checksum(model: nn.Module, dtype: torch.dtype | None = None) -> str:
-    """Return the sha256, in hexadecimal digits, of the names, types, shapes and bytes of all parameters.
-
-    If ``dtype`` is given, the parameters are first converted to this data type. One CPU core takes about 1 ms per MB.
-    """
+    """Return the sha256 of names, types, shapes and bytes of all parameters, converted to ``dtype`` if it is given."""
     weights = ((name, parameter.detach()) for name, parameter in model.named_parameters())
     return tensors_checksum((name, weight.to(dtype or weight.dtype)) for name, weight in weights)
 
@@ -184,9 +264,7 @@ FIRST_WITH_TF32 = (8, 0)
 
 
 def choose_device(name: str) -> str:
-    """Return ``name``, a torch device. If ``name`` is "auto", return a GPU if there is one, otherwise the CPU.
-    Raise InvalidInput if ``name`` is a GPU and torch sees no GPU.
-    """
+    """Return ``name``; for "auto", a GPU if there is one, otherwise the CPU."""
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         return "cuda" if has_gpu else "cpu"
@@ -196,10 +274,7 @@ def choose_device(name: str) -> str:
 
 
 def set_product_precision(device: str, tf32: bool) -> None:
-    """Set whether this process multiplies float32 matrices in TF32 or in float32.
-
-    In TF32, the inputs of a product have 11 instead of 24 significant bits.
-    """
+    """Set whether float32 matrices are multiplied in TF32, with 11 instead of 24 significant bits."""
     uses_tf32 = tf32 and device.startswith("cuda")
     if uses_tf32 and torch.cuda.get_device_capability(device) < FIRST_WITH_TF32:
         raise InvalidInput("tf32", got="true", do="leave it out: this GPU has no TF32")
@@ -207,10 +282,8 @@ def set_product_precision(device: str, tf32: bool) -> None:
 
 
 ROWS = "rows"
-"""A key in the header of a tensor file. The JSON value of the key is {"name of a tensor": [first, total]}, with one
-entry for each tensor that is divided among several files. The file holds successive rows of the divided tensor. The
-number ``first`` is the index that the first row in the file has in the whole tensor. The number ``total`` is the number
-of rows of the whole tensor."""
+"""A key in the header of a file of tensors, of which other files hold more rows. Its value is JSON: {name: [the index
+of the file's first row in the whole tensor, the number of rows of the whole tensor]}."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,12 +296,7 @@ class Rows:
 
 
 def write_rows(path: Path, divided: Mapping[str, Rows], whole: Mapping[str, Tensor]) -> None:
-    """Write tensors to one safetensors file. Raise AgentR1Error if the file cannot be written.
-
-    Args:
-        divided: {name: rows for this file} of each tensor that is divided among several files.
-        whole: {name: tensor} of each complete tensor.
-    """
+    """Write ``divided`` (rows of tensors that several files share) and ``whole`` tensors to one safetensors file."""
     header = json.dumps({name: [rows.first, rows.total] for name, rows in divided.items()})
     tensors = {**whole, **{name: rows.tensor for name, rows in divided.items()}}
     try:
@@ -248,10 +316,7 @@ class _Part:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """A mapping from names to the tensors in ``files``. A tensor is read each time it is looked up.
-
-    Raise SafetensorError or OSError if a file cannot be read.
-    """
+    """A mapping from names to the tensors in ``files``. A tensor is read each time it is looked up."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = tuple(files)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -17,9 +18,10 @@ from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.profile import measure
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import AttemptId, Status, Trajectory, TurnKind
+from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Status, Trajectory, TurnKind
+from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, PlayerEnv
 from agent_r1.renderers.protocol import Renderer
-from agent_r1.rollout.context_policy import Append, ContextPolicy, History, Messages, with_request
+from agent_r1.rollout.context_policy import Append, ContextPolicy, Exchange, History, Messages, with_request
 from agent_r1.rollout.session import Session, SessionPrompt, Stopped, close_quietly
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.tools.execution import run_detached
@@ -43,10 +45,7 @@ class Agent:
 
 
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
-    """Return a client that answers a conversation with a message sampled from ``engine``.
-
-    The client raises EngineError if the engine cannot answer.
-    """
+    """Return a client that answers a conversation with a message sampled from ``engine``."""
 
     async def complete(messages: tuple[Message, ...], /) -> Message:
         prompt = renderer.render(messages, ())
@@ -145,7 +144,8 @@ class _AgentRollout:
     async def _next_prompt(self, prompt: SessionPrompt, action: Action, observation: Messages) -> SessionPrompt:
         # The result continues ``prompt``, unless the context policy rewrites the context.
         policy, session = self.agent.context_policy, self.session
-        self.history = self.history.append(action.message, observation)
+        exchanges = (*self.history.exchanges, Exchange(action.message, observation))
+        self.history = replace(self.history, exchanges=exchanges)
         before = (*prompt.messages, action.message)
         with isolate(_environment_failed):
             continued = session.prompt((*before, *observation), self.env.tools)
@@ -187,3 +187,54 @@ class _AgentRollout:
 def _warn_about_long_opening(context_length: int) -> None:
     message = "the opening of an episode leaves no room in a context of %d tokens: such episodes cannot be trained"
     log.warning(message, context_length)
+
+
+RETURN = "return"
+"""The name of the reward that holds the score of a player."""
+
+
+async def play_game(
+    game: Game,
+    agents: Sequence[Agent],
+    task: Task,
+    contexts: Sequence[RolloutContext],
+    seed: int,
+    seconds: float = GAME_SECONDS,
+) -> tuple[Trajectory, ...]:
+    """Play one match, and return one trajectory for each player: agent and context. One agent can be several players.
+
+    If the game fails or takes more than ``seconds`` seconds, no trajectory has a reward or can be trained.
+    """
+    match = Match(game, task, seed, len(agents), seconds)
+    episodes = (
+        _play_episode(agent, env, task, context)
+        for agent, env, context in zip(agents, match.players, contexts, strict=True)
+    )
+    returns, trajectories = await asyncio.gather(match.play(), asyncio.gather(*episodes))
+    if returns is None:
+        return tuple(_without_result(trajectory) for trajectory in trajectories)
+    return tuple(
+        replace(_excuse_idle_player(env, trajectory), rewards={RETURN: earned})
+        for env, trajectory, earned in zip(match.players, trajectories, returns, strict=True)
+    )
+
+
+async def _play_episode(agent: Agent, env: PlayerEnv, task: Task, context: RolloutContext) -> Trajectory:
+    try:
+        (trajectory,) = await AgentLoop(agent, env).run(task, context)
+        return trajectory
+    finally:
+        await env.close()
+
+
+def _excuse_idle_player(env: PlayerEnv, trajectory: Trajectory) -> Trajectory:
+    # a player that was asked nothing has a score and no turns
+    if env.player.has_had_turn or trajectory.status != Status.ENVIRONMENT_FAILED:
+        return trajectory
+    return replace(trajectory, status=Status.COMPLETED, reason=None)
+
+
+def _without_result(trajectory: Trajectory) -> Trajectory:
+    if STATUS_POLICY[trajectory.status] != "train":
+        return trajectory
+    return replace(trajectory, status=Status.REWARD_FAILED, reason="the game had no result")

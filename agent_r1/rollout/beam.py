@@ -60,11 +60,7 @@ class _TurnEnd(Exception):
 
 @dataclass(slots=True)
 class RepeatingEngine:
-    """An engine that returns the recorded actions in order, and then samples one new action.
-
-    If the agent loop requests an action after the new action, the engine ends the attempt. In one turn of the beam
-    search, several of these engines sample one new action each. The new actions are numbered from 0.
-    """
+    """An engine that returns recorded actions in order, then samples a new action, and then ends the attempt."""
 
     engine: InferenceEngine  # samples the new action
     # the number of the new action. The new action 0 is sampled with the policy's sampling parameters. The new actions
@@ -135,11 +131,7 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class TurnBeam:
-    """A rollout that makes one attempt by beam search over turns.
-
-    After each turn, the conversations with the largest values are kept. The value of a conversation is the predicted
-    sum of the rewards that are still to come. Rewards that the environment has already given do not count.
-    """
+    """A rollout that makes one attempt by beam search over turns. Rewards already given do not count in a value."""
 
     agent: Agent
     env: Env

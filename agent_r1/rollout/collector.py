@@ -66,16 +66,10 @@ class NullRecorder:
 
 
 class Collector:
-    """A service that runs groups of attempts, and scores and records the attempts.
+    """Runs groups of attempts, scores them and records them.
 
-    Args:
-        rollout: makes the attempts of a group.
-        recorder: stores the start and the end of each attempt.
-        run: the name of the run, which is a part of the id of each attempt.
-        seed: the root seed, from which the seed of each attempt is derived.
-        greedy: makes one additional attempt for each group, without random sampling; None for no additional attempt.
-            The additional attempt is scored separately. Its sample index is the size of the group.
-        models: the models that environments can query, by role.
+    ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``models``
+    are those that environments can query, by role.
     """
 
     def __init__(
@@ -98,11 +92,10 @@ class Collector:
     async def collect(
         self, requests: Iterable[GroupRequest], acquire: Acquire = _start_at_once
     ) -> AsyncGenerator[Group, None]:
-        """Yield the groups in the order of ``requests``, each group after all its attempts are complete.
+        """Yield the groups in the order of ``requests``, each after all its attempts are complete.
 
-        A complete group waits until all earlier groups were yielded. Before a group starts, ``acquire(request)`` is
-        awaited. By default, groups start at once, and their weights have the version 0. If the caller closes the
-        iterator, running attempts are cancelled.
+        Before a group starts, ``acquire(request)`` is awaited. If the caller closes the iterator, running attempts are
+        cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
         starter = asyncio.create_task(self._start_groups(requests, acquire, started))
@@ -117,10 +110,7 @@ class Collector:
                     unfinished.cancel()
 
     async def _start_groups(
-        self,
-        requests: Iterable[GroupRequest],
-        acquire: Acquire,
-        started: asyncio.Queue[asyncio.Task[Group] | None],
+        self, requests: Iterable[GroupRequest], acquire: Acquire, started: asyncio.Queue[asyncio.Task[Group] | None]
     ) -> None:
         try:
             for request in requests:
@@ -251,13 +241,6 @@ class StalenessController:
 
     A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
     steps, takes the group. So each group that starts is taken by a step.
-
-    Args:
-        steps: the number of optimizer steps that remain.
-        groups_per_step: the number of groups that a step takes if the filters keep an attempt of each.
-        refill: a step takes at most ``refill * groups_per_step`` additional groups.
-        taken: the number of groups that the run used before it was resumed.
-        version: the version of the weights that the engine serves.
     """
 
     def __init__(

@@ -86,9 +86,6 @@ class History:
         start = with_notes(self.start, f"Your notes so far:\n{self.notes}") if self.notes else self.start
         return (*start, *(message for one in exchanges for message in (one.action, *one.observation)))
 
-    def append(self, action: Message, observation: Messages) -> History:
-        return replace(self, exchanges=(*self.exchanges, Exchange(action, observation)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPolicy(ABC):
@@ -155,11 +152,9 @@ class Truncate(ContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(ContextPolicy):
-    """A context policy that replaces all actions and observations so far by a summary, which the trained model writes.
+    """A context policy that replaces all exchanges so far by a summary, which the trained model writes.
 
-    The model is asked for a summary if there are more than ``keep_turns`` actions since the last summary, or if the
-    context has no room for an action. The summary is sampled, recorded and trained like an action. A summary without
-    text replaces nothing.
+    The summary is sampled, recorded and trained like an action. A summary without text replaces nothing.
     """
 
     def candidates(self, history: History) -> Iterator[Messages]:
@@ -179,11 +174,7 @@ SUMMARY_REQUEST = Message.user(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(ContextPolicy):
-    """A context policy that keeps the latest ``keep_turns`` actions with their observations, and relevant older lines.
-
-    The ``max_lines`` most relevant lines of all older observations are kept. The relevance of a line is its score in
-    :func:`best_lines`, with the task and the latest messages as the query.
-    """
+    """A context policy that keeps the latest ``keep_turns`` exchanges, and :func:`best_lines` of older observations."""
 
     max_lines: int = 3
 

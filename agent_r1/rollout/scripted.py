@@ -69,11 +69,7 @@ def _completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams
 
 
 class ScriptedAgent:
-    """A rollout in which a Python function, the responder, writes the assistant's messages.
-
-    For each attempt, ``policy_for(attempt_id)`` returns a responder. If the responder raises an exception, the attempt
-    gets the status ENGINE_FAILED.
-    """
+    """A rollout in which responders write the messages. If one raises, its attempt ends as ENGINE_FAILED."""
 
     def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder]) -> None:
         self._env, self._policy_for = env, policy_for

@@ -36,10 +36,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class SessionPrompt:
-    """A prompt: the messages of a conversation, and the text and tokens that the policy gets.
-
-    A prompt either continues an earlier turn of the session (the parent turn) or starts a new branch.
-    """
+    """The messages, text and tokens of a prompt, which continues an earlier turn (the parent) or starts a branch."""
 
     messages: Messages
     tools: tuple[ToolSpec, ...]  # the tools that the prompt describes
@@ -77,14 +74,7 @@ class Rollout(Protocol):
 
 
 class Session:
-    """The conversation of one attempt with the policy. A session receives messages, returns actions and records turns.
-
-    Args:
-        params: the sampling parameters; ``params.max_tokens`` is the largest number of tokens of one action.
-        context_length: the largest number of tokens of a prompt and its action together.
-        attempt: the id of the attempt, which is also the name of the session in the engine.
-        seed: the root seed of the run. The seed of each turn is derived from the root seed and the id of the attempt.
-    """
+    """The conversation of one attempt with the policy: it receives messages, returns actions and records turns."""
 
     def __init__(
         self,
@@ -112,11 +102,7 @@ class Session:
         return self._turns
 
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:
-        """Return the policy's next action in a conversation, or Stopped if there is no action.
-
-        The new turn continues an earlier turn or starts a new branch (see :meth:`prompt`). An exception is raised only
-        if the call is cancelled.
-        """
+        """Return the policy's next action in a conversation, or Stopped. Only a cancelled call raises an exception."""
         try:
             with isolate(_RenderError):
                 prompt = self.prompt(messages, tools)
@@ -181,11 +167,6 @@ class Session:
         """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action.
 
         :meth:`accept` records a sample. Several calls can run at the same time. Each call has its own seed.
-
-        Args:
-            kind: "act" for an action in the environment, "summary" for a summary of the context.
-            max_tokens: a limit on the tokens of this action, in addition to the session's own limit.
-            stop_strings: texts that end the action, in addition to the stop strings of the tool format.
         """
         room = self._context_length - len(prompt.token_ids)
         if room <= 0:
@@ -231,12 +212,7 @@ class Session:
         return sample.action
 
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
-        """Complete the turn of the last sampled action with the outcome of the action, and return the turn.
-
-        ``tools`` are the tools in the request of an agent program (a user's own agent, which calls the policy over
-        HTTP); None for other agents. The turn stores ``tools``. Raise RuntimeError if no sampled action waits for its
-        outcome.
-        """
+        """Complete the turn of the last sampled action, and return it. ``tools`` are an agent program's own."""
         sample = self._pending
         if sample is None:
             raise RuntimeError("no action is waiting for its outcome")
@@ -275,10 +251,7 @@ class Session:
     def trajectory(
         self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
     ) -> Trajectory:
-        """Return the completed turns as a trajectory with the given status. ``start`` are the opening messages.
-
-        An action whose outcome was not observed is left out.
-        """
+        """Return the completed turns as a trajectory. An action whose outcome was not observed is left out."""
         return Trajectory(
             attempt=self._attempt,
             task_id=task_id,
@@ -366,10 +339,7 @@ class _RenderError(Exception):
 
 
 async def close_quietly(action: str, closing: Awaitable[None]) -> None:
-    """Await ``closing`` for at most CLOSE_SECONDS. Log a failure or a timeout as a warning.
-
-    The argument ``action`` is the beginning of the warning, such as "closing the episode 3".
-    """
+    """Await ``closing`` for at most CLOSE_SECONDS. A warning about a failure begins with ``action``."""
     try:
         with isolate(RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):

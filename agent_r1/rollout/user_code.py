@@ -32,10 +32,7 @@ def format_error(error: BaseException) -> str:
 
 @contextmanager
 def isolate(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """Return a context manager that converts each exception of its ``with`` block to the exception ``failure(reason)``.
-
-    BaseExceptions are converted too, except interrupts by a signal and the cancellation of the current task.
-    """
+    """Convert each exception of the ``with`` block to ``failure(reason)``, but no interrupt and no cancellation."""
     task = current_task()
     try:
         yield
@@ -82,10 +79,7 @@ def validate_messages(given: Iterable[object]) -> tuple[Message, ...]:
 
 
 def validate_rewards(given: Mapping[str, object]) -> Rewards:
-    """Convert the rewards of one trajectory to floats and tuples of floats, or raise TypeError.
-
-    None, and an Unscored reward, which a scorer could not compute, become None.
-    """
+    """Convert the rewards of one trajectory, or raise TypeError. Unscored ones become None."""
     rewards: dict[str, RewardValue] = {}
     for name, value in given.items():
         if isinstance(value, tuple):

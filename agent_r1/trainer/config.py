@@ -16,11 +16,7 @@ OptimizerName = Literal["adamw", "adamw-8bit"]
 
 
 class ScheduleConfig(BaseModel):
-    """The schedule of the learning rates over the steps of a run: warm-up, plateau, decay.
-
-    Example:
-        ScheduleConfig(name="cosine", warmup_steps=10, min_ratio=0.1)
-    """
+    """The schedule of the learning rates over the steps of a run: warm-up, plateau, decay."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 

@@ -48,8 +48,8 @@ OOM_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 STATM = Path("/proc/self/statm")
 
 KEPT = 2**30
-"""Number of bytes by which the process may grow before it gives freed memory back to the operating system. With a model
-of 14 million parameters, giving memory back after each pass would take an eighth of a training step."""
+"""Bytes by which the process may grow before it gives memory back. After each pass, this would take an eighth of a
+step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,11 +205,7 @@ def forward_backward(
     scale: float = 1.0,
     modules: Collection[Module] = MODULES,
 ) -> PassStats:
-    """Accumulate the gradient of the loss, multiplied by ``scale``, in ``grad`` of the parameters of ``modules``.
-
-    If "policy" is not in ``modules``, the loss is only the value loss of the critic. The batch must have at least one
-    sequence.
-    """
+    """Accumulate the gradient of the loss, multiplied by ``scale``, in ``grad`` of the parameters of ``modules``."""
     ids, micro_batches = models.plan(blocks_of(prepared.batch.sequences, algorithm))  # ids: (S,) the common prefix
     backbones = {POLICY: backbone_of(models.policy)}
     if models.critic is not None:
@@ -368,11 +364,7 @@ def _scaled_targets(targets: ValueTargets, micro: MicroBatch, scale: float, like
 
 
 def join_passes(parts: Sequence[PassStats], prefix: int = 0) -> PassStats:
-    """Return the statistics of several passes as one PassStats, on the CPU. Losses and metrics are summed.
-
-    ``prefix`` is the number of tokens in a common prefix, which was read only once. No two passes may predict the same
-    token.
-    """
+    """Return the statistics of passes over different tokens as one, on the CPU. A common ``prefix`` counts once."""
     return PassStats(
         loss=torch.stack([part.loss for part in parts]).sum().cpu(),
         metrics={name: torch.stack([part.metrics[name] for part in parts]).sum().cpu() for name in parts[0].metrics},
@@ -393,10 +385,7 @@ class OutOfMemory(AgentR1Error):
 
 
 class TokenBudget:
-    """The maximum number of tokens in a micro-batch (``tokens``), which is lowered each time memory runs out.
-
-    A smaller maximum changes the loss of a batch only by rounding errors.
-    """
+    """The maximum number of tokens in a micro-batch, lowered each time memory runs out. It changes only rounding."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

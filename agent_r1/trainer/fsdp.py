@@ -91,10 +91,7 @@ class OneForward(nn.Module):
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneForward:
-    """Divide the weights of ``model`` among the ranks, in place. Return a new module that contains ``model``.
-
-    Run each pass of the model by a call of the new module, whose ``forward`` gathers the divided weights.
-    """
+    """Divide the weights of ``model`` among the ranks, and return the module by whose ``forward`` passes must run."""
     root = OneForward(model)
     if dtype != "float32":
         compute_float32_logits(model)
@@ -149,10 +146,7 @@ def read_part(saved: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
 
 
 def share_blocks(blocks: Sequence[Block], ranks: int) -> list[list[Block]]:
-    """Return a list of blocks for each rank, so that all ranks have about the same number of tokens.
-
-    The list of a rank can be empty.
-    """
+    """Divide blocks among the ranks, so that each has about the same number of tokens, perhaps none."""
     sizes = [sum(map(len, block)) for block in blocks]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
@@ -182,11 +176,7 @@ def padding_micro_batch() -> MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ShardedModelSet(ModelSet):
-    """The sharded models of one rank. A pass reads only the sequences of this rank.
-
-    All ranks must run the same passes together. ``roots`` maps each model to the module that :func:`shard_model`
-    returned. Each pass calls this module instead of the model.
-    """
+    """The sharded models of one rank. A pass reads only this rank's sequences, through the module in ``roots``."""
 
     roots: Mapping[nn.Module, OneForward]
     rank: int
@@ -274,9 +264,8 @@ class RankTrainer:
         self._freed_memory = FreedMemory()
 
     def run(self, method: str, arguments: Sequence[Any]) -> Any:
-        """Call a method. Raise OutOfMemory, with advice, if memory runs out.
-
-        FSDP exchanges tensors between the ranks in every layer, so a rank without memory cannot repeat a pass alone.
+        """Call a method. A rank without memory cannot repeat a pass alone, because ranks exchange tensors in every
+        layer.
         """
         work = f"rank {self._rank} of the trainer, in passes of {self._models.micro_tokens} tokens"
         do = "give a smaller --trainer.micro_tokens, and continue the run from its last checkpoint with --resume"
@@ -285,17 +274,9 @@ class RankTrainer:
         self._freed_memory.give_back()
         return result
 
-    def logprobs(self, batch: TrainingBatch, role: Role) -> Tensor:
-        return self._models.logprobs(batch, role)
-
-    def entropy(self, batch: TrainingBatch) -> Tensor:
-        return self._models.entropy(batch)
-
-    def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        return self._models.top_tokens(batch, count)
-
-    def values(self, batch: TrainingBatch) -> StateValues:
-        return self._models.values(batch)
+    def read(self, method: str, *arguments: object) -> Any:
+        """Call a method of the models, which reads a batch without gradients."""
+        return methodcaller(method, *arguments)(self._models)
 
     def forward_backward(self, batch: PreparedBatch, scale: float, modules: Collection[Module]) -> PassStats:
         return forward_backward(self._models, self._algorithm, batch, scale, modules)
@@ -325,10 +306,7 @@ class RankTrainer:
         self._overwrite(self._trained_weights(), weights)
 
     def save_state(self, folder: Path) -> Path:
-        """Write this rank's parts of the trainer's state to a file in ``folder``, and return the path of the file.
-
-        Raise AgentR1Error if the file cannot be written.
-        """
+        """Write this rank's parts of the trainer's state to a file in ``folder``, and return its path."""
         tensors = self._tensors()
         # rank 0 also writes the tensors that are not divided
         divided = {name: own_rows(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
@@ -368,13 +346,6 @@ class FsdpTrainer:
     Each rank keeps a part of every weight, gradient and optimizer moment. Each rank computes the loss on a part of the
     sequences. The process that creates the trainer is not a rank. This process keeps ``model`` whole, and
     :meth:`publish` copies the trained weights into ``model``.
-
-    Args:
-        ranks: the processes of the ranks. :meth:`close` ends these processes.
-        threads: the number of torch threads of each rank.
-
-    Raises:
-        InvalidInput: as :class:`agent_r1.trainer.single_process.SingleProcessTrainer`.
     """
 
     def __init__(
@@ -430,17 +401,17 @@ class FsdpTrainer:
         return describe_arithmetic(False, None, self._config.dtype)
 
     def logprobs(self, batch: TrainingBatch, role: Role = "policy") -> Tensor:
-        return _sum(self._call("logprobs", batch, role))
+        return _sum(self._call("read", "logprobs", batch, role))
 
     def entropy(self, batch: TrainingBatch) -> Tensor:
-        return _sum(self._call("entropy", batch))
+        return _sum(self._call("read", "entropy", batch))
 
     def top_tokens(self, batch: TrainingBatch, count: int) -> TopTokens:
-        parts = self._call("top_tokens", batch, count)
+        parts = self._call("read", "top_tokens", batch, count)
         return TopTokens(_sum([part.ids for part in parts]), _sum([part.logprobs for part in parts]))
 
     def values(self, batch: TrainingBatch) -> StateValues:
-        parts = self._call("values", batch)
+        parts = self._call("read", "values", batch)
         return StateValues(_sum([part.before_token for part in parts]), _sum([part.after_action for part in parts]))
 
     def forward_backward(
@@ -476,10 +447,7 @@ class FsdpTrainer:
         self._call("load_weights", trained)
 
     def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state. Each rank writes its parts of the tensors to a file in ``folder``.
-
-        A trainer with a different number of ranks can load the state. Without a folder, the files are temporary.
-        """
+        """Return a copy of the trainer's state. Each rank writes its parts of the tensors to a file in ``folder``."""
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
             "reference": self._reference_checksum,

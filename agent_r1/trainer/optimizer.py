@@ -20,10 +20,9 @@ from agent_r1.trainer.protocol import POLICY, Module, OptimStats
 
 
 class Optimizer:
-    """AdamW (arXiv:1711.05101) for several modules. The gradient of each module is clipped separately.
+    """AdamW (arXiv:1711.05101), or with 8-bit moments (arXiv:2110.02861). Gradients are clipped module by module.
 
-    Weight decay applies only to parameters with two or more dimensions. With ``config.optimizer`` "adamw-8bit", the
-    moments have 8 bits (arXiv:2110.02861). Raise InvalidInput if the package of this optimizer is not installed.
+    Weight decay applies only to parameters with two or more dimensions.
     """
 
     def __init__(self, modules: Mapping[Module, nn.Module], config: TrainerConfig) -> None:
@@ -43,10 +42,7 @@ class Optimizer:
         self._adamw = (_adamw if config.optimizer == "adamw" else _adamw_8bit)(groups, config.betas)
 
     def step(self, loss: Tensor, modules: Collection[Module], learning_rate_factor: float = 1.0) -> OptimStats:
-        """Clip the gradients of ``modules``, update their weights, and clear the gradients of all modules.
-
-        If ``loss`` or a gradient is not finite, no weight and no moment changes.
-        """
+        """Clip gradients and update ``modules``, unless ``loss`` or a gradient is not finite. Clear all gradients."""
         for module, parameters in self._parameters.items():
             if module not in modules:
                 for parameter in parameters.values():
@@ -162,10 +158,7 @@ def _plain_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def overwrite(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy each tensor of ``source`` into the tensor of the same name in ``target``.
-
-    If names or shapes differ, raise InvalidInput and copy nothing.
-    """
+    """Copy each tensor of ``source`` into that of ``target``. Raise InvalidInput first if names or shapes differ."""
     do = "restore into the run that saved it"
     for name in sorted(target.keys() ^ source.keys()):
         raise InvalidInput("trainer state", got=f"{name} on one side only", do=do)

@@ -26,10 +26,7 @@ MODULES: frozenset[Module] = frozenset((POLICY, CRITIC))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch with everything that its loss needs, computed before the first forward and backward pass.
-
-    A minibatch (the part that one optimizer step uses) has fewer ``batch.sequences``, but the same tensors of N tokens.
-    """
+    """A batch with all that its loss needs. A minibatch has fewer ``batch.sequences``, but the same tensors."""
 
     batch: TrainingBatch
     weights: TokenWeights  # the loss weights are normalized over the whole batch
@@ -39,10 +36,7 @@ class PreparedBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassStats:
-    """Statistics of one forward and backward pass over n predicted tokens (n is 0 if only the critic was trained).
-
-    Tensors have no gradient and are on the CPU.
-    """
+    """Statistics of a pass over n predicted tokens (0 if only the critic was trained): tensors on the CPU."""
 
     loss: Tensor  # () sum over the micro-batches
     metrics: Mapping[str, Tensor]  # terms of the loss by name, each summed over the micro-batches

@@ -39,11 +39,7 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 
 GRACE_SECONDS = 5.0
-"""The longest time, in seconds, to wait for the end of another rank's process after one rank has failed.
-
-If the process of a rank crashes, other ranks fail too, and their failures are sometimes noticed before the crash. The
-wait gives time to find the rank that crashed.
-"""
+"""How long to wait for the end of another rank after a failure: if a rank crashes, others fail, often noticed first."""
 
 KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable from which the process of a rank reads its key."""
@@ -190,11 +186,7 @@ LOCAL_RANKS = LocalRanks()
 
 
 class RankGroup(Generic[T]):
-    """A group of processes (ranks). Each rank holds an object, and all ranks run the same requests on their objects.
-
-    :meth:`start` makes the objects, and :meth:`call` runs a request. If a request fails on one rank, all ranks end.
-    ``device`` is ``cpu`` or ``cuda``.
-    """
+    """A group of processes (ranks). Each rank holds an object, and all ranks run the same requests on their objects."""
 
     def __init__(self, ranks: int, device: str, launcher: RankLauncher = LOCAL_RANKS) -> None:
         started = launcher.start(ranks)
@@ -221,12 +213,9 @@ class RankGroup(Generic[T]):
         self.call(Start(make))
 
     def call(self, request: Callable[[T], Any] | Start[T]) -> list[Any]:
-        """Call ``request`` on each rank. Return the results in the order of the ranks.
+        """Call ``request`` on each rank, and return the results in the order of the ranks.
 
-        Raises:
-            AgentR1Error: the request raised this error on a rank.
-            RankDied: the process of a rank ended.
-            RankFailed: the request raised an exception that is no AgentR1Error.
+        Raise the request's own AgentR1Error, RankDied if a process ended, or else RankFailed.
         """
         message = pickle.dumps(request)
         for rank in range(len(self._pipes)):
@@ -370,10 +359,7 @@ def _join(place: Place, pipe: Connection, requests: queue.SimpleQueue[bytes]) ->
 
 
 def find_interface(host: str) -> str:
-    """Return the name, such as "lo", of the network interface that has the IPv4 address ``host``.
-
-    Raise InvalidInput if no interface of this machine has the address.
-    """
+    """Return the name, such as "lo", of the network interface that has the IPv4 address ``host``."""
     if ipaddress.ip_address(host).is_loopback:
         return "lo0" if sys.platform == "darwin" else "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -396,10 +382,7 @@ class RankListener:
         self.address: tuple[str, int] = self._socket.getsockname()
 
     def accept(self, seconds: float) -> tuple[int, Connection] | None:
-        """Return (index, connection) of the next rank that connects and proves that it knows the key.
-
-        Return None if no client connects within ``seconds`` seconds, or if the next client does not know the key.
-        """
+        """Return (index, connection) of the next rank that knows the key; None if none connects in ``seconds``."""
         if not wait([self._socket], seconds):
             return None
         accepted, _ = self._socket.accept()
@@ -421,10 +404,7 @@ class RankListener:
 
 
 def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
-    """Connect rank ``rank`` to the process of the run at ``address``, and return the connection.
-
-    Raise AuthenticationError if the process of the run does not know ``key``.
-    """
+    """Connect to the process of the run. Raise AuthenticationError if it does not know ``key``."""
     with socket.create_connection(address) as connected:
         pipe = _connection(connected)
         answer_challenge(pipe, key.encode())

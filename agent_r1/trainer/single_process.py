@@ -21,15 +21,16 @@ from agent_r1.data.batch import TrainingBatch
 from agent_r1.data.sequences import Block, PrefixSharing, by_sequence, plan_passes
 from agent_r1.model.adapter import has_adapter, load_trained_weights, without_adapter
 from agent_r1.model.forward import has_dynamic_rope, supports_tree_mask, use_tree_attention
-from agent_r1.model.onednn import has_onednn, use_onednn
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.vision import ImageProcessor, has_vision
 from agent_r1.model.weights import (
     MixedPrecision,
     cast_parameters,
     checkpoint_activations,
+    has_onednn,
     mixed_precision,
     product_precision,
+    use_onednn,
     weights_checksum,
 )
 from agent_r1.trainer.config import TrainerConfig
@@ -54,14 +55,8 @@ LARGE_MODEL = 100_000
 
 
 class SingleProcessTrainer:
-    """A trainer that trains ``model`` in place, in this process. See :class:`agent_r1.trainer.protocol.TrainerBackend`.
-
-    If ``model`` has an adapter, only the adapter is trained. The reference and the critic then share the frozen weights
-    of ``model``. ``images`` is the image processor of ``model``; None if ``model`` has no vision.
-
-    Raises:
-        InvalidInput: the temperature is not above 0; the algorithm needs a teacher, but none is given; the model does
-            not support activation checkpointing; or the model has an adapter, and the algorithm changes the reference.
+    """A trainer in this process: of ``model`` in place, or of its adapter. See
+    :class:`agent_r1.trainer.protocol.TrainerBackend`.
     """
 
     def __init__(
@@ -303,12 +298,7 @@ def describe_arithmetic(onednn: bool, sharing: PrefixSharing | None, dtype: Dtyp
 
 
 def make_reference(model: PreTrainedModel, algorithm: Algorithm, dtype: Dtype) -> MixedPrecision[PreTrainedModel]:
-    """Return the reference policy, whose weights get no gradient.
-
-    If ``model`` has an adapter, the reference is ``model`` without the adapter. Otherwise the reference is a copy of
-    ``model``, and computes in ``dtype``. If the algorithm changes the reference during the run, its weights are in
-    float32. Raise InvalidInput if the algorithm changes the reference, and ``model`` has an adapter.
-    """
+    """Return the reference policy: ``model`` without its adapter, or a copy, in float32 if it changes in the run."""
     if has_adapter(model):
         if algorithm.syncs_reference:
             do = "leave it out, or train all weights: with LoRA the reference is the model without its adapter"

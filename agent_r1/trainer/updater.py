@@ -22,10 +22,18 @@ from agent_r1.core.events import TokenRecord
 from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread
-from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Group, RewardSchedule, weights_at
-from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum
+from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Group, RewardSchedule
+from agent_r1.data.batch import (
+    Excluded,
+    Selection,
+    TrainingBatch,
+    TrainingSample,
+    assemble_batch,
+    describe_status,
+    segment_sum,
+    select_trainable,
+)
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree, with_length_limit
-from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, describe_status, select_trainable
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.forward_backward import explain_oom
 from agent_r1.trainer.optimizer import learning_rate_schedule
@@ -50,6 +58,11 @@ NO_SCHEDULES: Mapping[str, RewardSchedule] = MappingProxyType({})
 
 ROLE_BASELINE = "role_baseline/"
 """Prefix of names in ``TrainerState.scalars``: "role_baseline/buyer" is the baseline of the role "buyer" of a game."""
+
+
+def weights_at(weights: Mapping[str, float], schedules: Mapping[str, RewardSchedule], step: int) -> dict[str, float]:
+    """Return the weight of each reward at ``step``, multiplied by the factor of its schedule if there is one."""
+    return {**weights, **{name: weights.get(name, 1.0) * one.factor(step) for name, one in schedules.items()}}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +109,8 @@ class UpdateReport:
 class PolicyUpdater:
     """Trains a policy on groups of attempts. ``trainer`` computes the gradients and the optimizer steps.
 
-    Args:
-        reward_weights: the weight of each reward by name. A reward without an entry has weight 1.
-        reward_schedules: by the name of a reward, the factor of its weight in each step.
-        seed: the seed of the random division of trajectories into minibatches.
-        steps: the number of updates of the whole run.
-        record_groups: the maximum number of groups per update whose attempts get token records.
+    ``seed`` determines how trajectories are divided into minibatches. In each update, the attempts of at most
+    ``record_groups`` groups get token records.
     """
 
     def __init__(
@@ -150,11 +159,7 @@ class PolicyUpdater:
         return SelectedGroup(group, selection, has_signal=bool(kept.samples))
 
     async def update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
-        """Train on ``groups`` in the worker thread of this updater, and return the report of the update.
-
-        Raises:
-            OutOfMemory: the update does not fit in memory, and smaller micro-batches cannot help.
-        """
+        """Train on ``groups``. Raise OutOfMemory if this does not fit, even in the smallest micro-batches."""
         return await self._thread.run(self._update, groups)
 
     def _update(self, groups: Sequence[SelectedGroup]) -> UpdateReport:
@@ -305,10 +310,7 @@ class PolicyUpdater:
 
 
 def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
-    """Return metrics of rewards and of excluded attempts; NaN if no attempt counts in a mean.
-
-    ``kept`` is ``selection`` after the filters of the algorithm.
-    """
+    """Return metrics of rewards before, and of attempts excluded by, the filters; NaN for the mean of nothing."""
     rewards = [sample.total for sample in selection.samples]
     failed = len(selection.excluded)
     groups: dict[int, list[float]] = {}
@@ -327,11 +329,7 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
 def pass_metrics(
     prepared: PreparedBatch, steps: Sequence[OptimizerStep], version: int, algorithm: Algorithm
 ) -> dict[str, float]:
-    """Return the metrics of the optimizer steps over a batch.
-
-    ``version`` is the version of the policy's weights before the steps. Terms of the loss and norms of gradients are
-    means over the applied steps.
-    """
+    """Return the metrics of the optimizer steps over a batch, before which the policy had ``version``."""
     batch, actions = prepared.batch, prepared.batch.action_mask
     passes = [step.passed for step in steps]
     model_tokens, seen = 0, set[int]()
@@ -407,18 +405,12 @@ def _model_metrics(prepared: PreparedBatch, algorithm: Algorithm) -> dict[str, f
 
 
 def kl_reference(batch: TrainingBatch, reference: Tensor) -> float:
-    """Return the estimate k1 of KL(sampler || reference), the mean over the action tokens.
-
-    ``reference`` (N,) holds the log-probabilities of the batch's N tokens under the reference policy.
-    """
+    """Return the estimate k1 of KL(sampler || reference): the mean over the action tokens."""
     return float((batch.sampler_logprobs - reference)[batch.action_mask].mean())
 
 
 def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], without_loss: str) -> list[Outcome]:
-    """Return the outcome of each attempt of the batch: ``Trained``, or ``Excluded`` with a reason.
-
-    ``without_loss`` is the reason for an attempt of which no token has a policy loss.
-    """
+    """Return the outcome of each attempt. ``without_loss`` is the reason if no token has a policy loss."""
     batch, weights = prepared.batch, prepared.weights
     # steps of the critic count only if there are no others, as during its warm-up
     steps = [step for step in steps if POLICY in step.modules] or steps
@@ -454,10 +446,7 @@ def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
 def make_token_records(
     samples: Sequence[TrainingSample], prepared: PreparedBatch, steps: Sequence[OptimizerStep], groups: int
 ) -> tuple[TokenRecord, ...]:
-    """Return one record for each turn with action tokens, for the first ``groups`` groups that the steps used.
-
-    ``samples`` holds one sample for each trajectory of the batch, in the order of the batch.
-    """
+    """Return one record for each turn of the first ``groups`` groups that the steps used."""
     if not groups:
         return ()
     batch = prepared.batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
+from agent_r1.core.profile import EngineMeter, MeteredEngine
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
-from agent_r1.inference.engine_meter import EngineMeter, MeteredEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.reward_models.judge import Judge, load_judge
@@ -34,12 +34,7 @@ from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
-from agent_r1.training.preflight import (
-    check_algorithm_settings,
-    check_reward_weights,
-    check_taskset,
-    validation_splits,
-)
+from agent_r1.training.preflight import check_algorithm_settings, check_reward_weights, check_taskset, validation_splits
 from agent_r1.training.ray import RayCluster, RayRanks, RayServers
 from agent_r1.training.servers import ServerLauncher, VllmServers, find_hardware, plan_devices
 
@@ -48,10 +43,7 @@ DEVICES, LORA, MEMORY = "devices", "lora", "memory"
 
 
 def extra_scorers(config: TrainConfig, taskset: TaskSet, tokenizer: PreTrainedTokenizerBase) -> tuple[Scorer, ...]:
-    """Return the scorers of ``config.extra_rewards``. ``tokenizer`` belongs to the policy.
-
-    Raise InvalidInput if a reward cannot be loaded, or has the name of a reward of the task set.
-    """
+    """Return the scorers of ``config.extra_rewards``. ``tokenizer`` belongs to the policy."""
     terms: dict[str, RewardFunction] = {}
     scorers: list[Scorer] = []
     for name, source in config.extra_rewards.items():
@@ -76,34 +68,19 @@ def _torch_engine(policy: Policy, config: RunConfig) -> InferenceEngine:
 
 
 def _trainer(
-    policy: Policy,
-    config: TrainConfig,
-    teacher: PreTrainedModel | None,
-    *,
-    launcher: RankLauncher = LOCAL_RANKS,
+    policy: Policy, config: TrainConfig, teacher: PreTrainedModel | None, *, launcher: RankLauncher = LOCAL_RANKS
 ) -> TrainerBackend:
     settings, temperature, model = config.trainer, config.temperature, policy.model
     if settings.ranks == 1:
         return SingleProcessTrainer(
-            model,
-            config.algorithm,
-            settings,
-            temperature=temperature,
-            teacher=teacher,
-            images=policy.images,
+            model, config.algorithm, settings, temperature=temperature, teacher=teacher, images=policy.images
         )
     if policy.images is not None:
         do = "leave it out: models with vision are trained by one rank"
         raise InvalidInput("trainer.ranks", got=settings.ranks, do=do)
     ranks = RankGroup[RankTrainer](settings.ranks, model.device.type, launcher)
     return FsdpTrainer(
-        ranks,
-        model,
-        config.algorithm,
-        settings,
-        temperature=temperature,
-        teacher=teacher,
-        threads=config.threads,
+        ranks, model, config.algorithm, settings, temperature=temperature, teacher=teacher, threads=config.threads
     )
 
 
@@ -121,17 +98,8 @@ class Placement:
     processes: str = ""
 
 
-def resolve_placement(
-    placement: Placement | None,
-    config: RunConfig,
-    folder: Path | None = None,
-) -> Placement:
-    """Return ``placement``, or the placement that the settings describe if ``placement`` is None.
-
-    ``folder`` is the run's folder, to which the output of crashed servers is copied.
-
-    Raises InvalidInput if Ray is needed, but cannot be reached or has too few resources.
-    """
+def resolve_placement(placement: Placement | None, config: RunConfig, folder: Path | None = None) -> Placement:
+    """Return ``placement``, or the placement that the settings describe if ``placement`` is None."""
     if placement is not None:
         return placement
     ranks: RankLauncher = LOCAL_RANKS
@@ -156,45 +124,29 @@ class Runtime:
     updater: PolicyUpdater
     engine: InferenceEngine
     placement: Placement
-    extra_scorers: tuple[Scorer, ...] = ()  # the scorers of the setting ``extra_rewards``
-    events: tuple[LogEvent, ...] = ()  # the events that the run records first
-    meter: EngineMeter = field(default_factory=EngineMeter)  # counts the requests to the engine
-
-    @property
-    def agent(self) -> Agent:
-        """The agent that samples at the configured temperature."""
-        return self.policy.agent(MeteredEngine(self.engine, self.meter), self.config, self.config.temperature)
+    agent: Agent  # samples at the configured temperature
+    meter: EngineMeter  # counts the requests of the agent to the engine
+    extra_scorers: tuple[Scorer, ...]  # the scorers of the setting ``extra_rewards``
+    events: tuple[LogEvent, ...]  # the events that the run records first
 
 
 def build_runtime(
-    config: TrainConfig,
-    taskset: TaskSet,
-    placement: Placement | None = None,
-    folder: Path | None = None,
+    config: TrainConfig, taskset: TaskSet, placement: Placement | None = None, folder: Path | None = None
 ) -> Runtime:
-    """Check the inputs of a run, load its models, and return its services.
-
-    ``folder`` is the folder of the run, which need not exist yet. If ``placement`` is None, the settings determine the
-    placement.
-
-    Raises InvalidInput if settings, algorithm, model and tasks do not fit together, or if memory is too small.
-    """
+    """Check the inputs of a run, load its models, and return its services."""
     placement = resolve_placement(placement, config, folder)
     devices = placement.processes or str(plan_devices(config, find_hardware()))
     policy, extra, plan = load_and_check(config, taskset)
     trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
-    events = tuple(_events(config, policy, plan, devices))
-    return Runtime(config, taskset, policy, trainer, updater, engine, placement, extra, events)
+    events, meter = tuple(_events(config, policy, plan, devices)), EngineMeter()
+    agent = policy.agent(MeteredEngine(engine, meter), config, config.temperature)
+    return Runtime(config, taskset, policy, trainer, updater, engine, placement, agent, meter, extra, events)
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
-    """Load the policy, and check that it fits the settings, the algorithm, the tasks and the memory.
-
-    Returns the policy, the scorers of ``extra_rewards``, and the memory that the run needs. Raises InvalidInput as
-    :func:`build_runtime` does.
-    """
+    """Load the policy, and check that it fits the settings, the algorithm, the tasks and the memory."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
@@ -207,11 +159,7 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
 
 
 def rebuild_trainer(runtime: Runtime) -> Runtime:
-    """Return a copy of ``runtime`` with a new trainer and a new updater.
-
-    The caller must close the old trainer before the call. The policy's model gets its initial weights again. The
-    engine does not change.
-    """
+    """Return a copy of ``runtime`` with a new trainer and the initial weights. Close the old trainer before."""
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)
     load_trained_weights(policy.model, trained_weights(load_trained_policy(config, runtime.taskset).model))
@@ -258,10 +206,10 @@ def rollout_limits(config: RunConfig) -> RolloutLimits:
 def group_requests(
     tasks: Sequence[Task], config: TrainConfig, first: int = 0, kind: Callable[[Task], int] | None = None
 ) -> Iterator[GroupRequest]:
-    """Yield an endless sequence of group requests, with ids from ``first`` on.
+    """Yield group requests without an end, with ids from ``first`` on.
 
-    Each epoch has all tasks in a random order, which depends only on the seed and the index of the epoch. If ``kind``
-    is given, the tasks of each kind are spread evenly over an epoch.
+    Each epoch has all tasks in a random order, which depends only on seed and epoch. The tasks of each ``kind`` are
+    spread evenly.
     """
     kinds = [0 if kind is None else kind(task) for task in tasks]
     for epoch in count(first // len(tasks)):

@@ -26,10 +26,7 @@ from agent_r1.training.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class SolutionCheck:
-    """A reference solution and the expected rewards.
-
-    A gold (right) solution must earn all ``expected_rewards``. A wrong solution must earn none.
-    """
+    """A reference solution. A gold (right) one must earn all ``expected_rewards``, a wrong one none."""
 
     task: Task
     solution: ReferenceSolution
@@ -37,10 +34,7 @@ class SolutionCheck:
     expected_rewards: Mapping[str, float]
 
     def failure(self, trajectory: Trajectory) -> str | None:
-        """Return the reason why the reference solution fails the check; None if the solution passes.
-
-        ``trajectory`` is an episode in which the messages came from the solution, not from a model.
-        """
+        """Return why the episode that the solution played fails the check; None if it passes."""
         if not trajectory.rewards:
             return f"it was not scored: {trajectory.status}, {trajectory.reason}"
         earned = sum_rewards(trajectory)
@@ -69,10 +63,7 @@ def _reaches(total: float | None, expected: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailure:
-    """A problem that ``agent-r1 check`` found in a task or in one of its reference solutions.
-
-    Each task needs gold (right) solutions, wrong solutions, and expected rewards.
-    """
+    """A problem that ``agent-r1 check`` found in a task or in one of its reference solutions."""
 
     task: str  # the id of the task
     # the name of the reference solution. If the task lacks something, ``solution`` names the missing thing: "gold",
@@ -151,10 +142,7 @@ async def _check(taskset: TaskSet, progress: Progress, n: int, seed: int) -> Che
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
-    """Return the names of the splits to check: all splits that have tasks.
-
-    If ``taskset.whole`` is the name of a split that contains all tasks, return only this name.
-    """
+    """Return all splits that have tasks, or only ``taskset.whole`` if it is given."""
     if taskset.whole is not None:
         return (taskset.whole,)
     splits = ("train", taskset.validation, *taskset.evaluation, *taskset.variants)

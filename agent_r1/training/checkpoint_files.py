@@ -168,12 +168,7 @@ def save_model(
     disk: Disk = DISK,
     images: ImageProcessor | None = None,
 ) -> Path:
-    """Write model, tokenizer and chat template in the format of ``from_pretrained``. Return the folder ``run/model``.
-
-    A model with an adapter is merged. The adapter alone is also written, to ``run/model/adapter``.
-
-    Raises CheckpointError if the model cannot be written.
-    """
+    """Write model (merged, and beside it the adapter if it has one), tokenizer and template to ``run/model``."""
     folder = run / MODEL
     with _write_errors(folder):
         remove_leftovers(folder, disk)
@@ -201,11 +196,6 @@ def save_checkpoint(
     The newest ``keep`` complete checkpoints are kept. A run that resumes from a checkpoint also needs the weights of
     its best step, which is the step with the best validation result before the checkpoint was written. So, for each
     kept checkpoint, the checkpoint of the best step is kept too.
-
-    The weights come from ``snapshot``, not from ``model``.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be written. The existing checkpoints stay unchanged.
     """
     folder = run / CHECKPOINTS / f"{STEP}{snapshot.progress.step}"
     fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
@@ -228,11 +218,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """Return the content of the checkpoint in ``folder``.
-
-    Raises:
-        InvalidInput: the checkpoint is corrupt, or has a different format, model, tokenizer or chat template.
-    """
+    """Return the content of the checkpoint in ``folder``."""
     try:
         saved = check_manifest(folder).fingerprint
     except CorruptCheckpoint as error:
@@ -262,13 +248,7 @@ def state_folder(run: Path, disk: Disk = DISK) -> Path:
 
 
 def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_manifest) -> LatestCheckpoint:
-    """Return the newest intact checkpoint, and the newer checkpoints that are not intact.
-
-    ``check`` raises CorruptCheckpoint if the checkpoint in a folder is not intact.
-
-    Raises:
-        InvalidInput: a checkpoint has the format of a different version of agent-r1.
-    """
+    """Return the newest intact checkpoint, and the newer checkpoints that are not intact."""
     skipped: list[SkippedCheckpoint] = []
     for folder in list_checkpoints(run):
         try:
@@ -281,10 +261,7 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
 
 
 def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model, or else of its newest intact checkpoint.
-
-    With LoRA, return the folder of the adapter. Raises InvalidInput if the run has neither model nor checkpoint.
-    """
+    """Return the folder of a run's final model (with LoRA, of its adapter), or else of its newest intact checkpoint."""
     try:
         check_manifest(run / MODEL)
         return run / MODEL / ADAPTER if (run / MODEL / ADAPTER).is_dir() else run / MODEL
@@ -297,10 +274,7 @@ def find_trained_model(run: Path) -> Path:
 
 
 def quarantine(folder: Path, disk: Disk = DISK) -> Path:
-    """Rename the folder of a corrupt checkpoint, so that it no longer counts as a checkpoint. Return the new path.
-
-    Raises OSError if the folder cannot be renamed.
-    """
+    """Rename the folder of a corrupt checkpoint, so that it no longer counts as a checkpoint. Return the new path."""
     names = (f"{CORRUPT}{count or ''}-{folder.name}" for count in itertools.count())
     new = next(path for name in names if not (path := folder.with_name(name)).exists())
     disk.rename(folder, new)

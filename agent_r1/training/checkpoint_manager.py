@@ -58,11 +58,7 @@ class AsyncCheckpointWriter:
         self._task = asyncio.create_task(self._save(snapshot))
 
     async def wait(self) -> None:
-        """Wait until no save is running.
-
-        Raises:
-            CheckpointError: the last save failed. The error is raised once, and the save is not repeated.
-        """
+        """Wait until no save is running. If the last save failed, raise its CheckpointError, once."""
         task, self._task = self._task, None
         error = None if task is None else await task
         if error is not None:
@@ -101,14 +97,9 @@ def initial_state(updater: PolicyUpdater) -> ResumeState:
 
 
 def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeState:
-    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the run's state.
+    """Load the newest intact checkpoint of a run into ``policy`` and ``updater``. Return the rest of the state.
 
-    If the run has never saved a checkpoint, ``policy`` and ``updater`` are unchanged, and the run restarts from step 0.
-    Corrupt checkpoints that are newer than the loaded checkpoint are renamed.
-
-    Raises:
-        InvalidInput: the run did not begin with the weights of ``policy``; the checkpoint is of a different model;
-            or the run has saved checkpoints, but all of them are corrupt or removed.
+    Without any checkpoint, the run restarts from step 0. Newer corrupt checkpoints are renamed.
     """
     initial = initial_state(updater)
     with closing(RunReader(run)) as reader:
@@ -184,19 +175,9 @@ def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeS
 
 
 class CheckpointManager:
-    """A manager that validates the policy, saves checkpoints, and saves the final model.
+    """Validates the policy, saves checkpoints, and saves the final model: of the best step, or else of the last."""
 
-    The final model has the weights of the best step. Without validation, it has the weights of the last step. If
-    checkpoints are enabled, each new best step gets a checkpoint.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        folder: Path,
-        start: ResumeState,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, runtime: Runtime, folder: Path, start: ResumeState, recorder: Recorder) -> None:
         self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
         self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
         self._best_weights: Mapping[str, Tensor] = start.best_weights
@@ -244,10 +225,7 @@ class CheckpointManager:
             await self._writer.wait()
 
     async def validate_last_step(self) -> dict[str, float]:
-        """Evaluate the policy on the validation tasks at the end of the run. Return the validation metrics.
-
-        Return {} if the policy was already evaluated after the last step, or if validation is disabled.
-        """
+        """Validate the policy after the last step, and return the metrics; {} if that was done, or is disabled."""
         if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
             return {}
         await self._writer.wait()
@@ -259,10 +237,7 @@ class CheckpointManager:
         return metrics
 
     async def finalize(self) -> None:
-        """Load the best weights into the policy, and save the policy as the final model.
-
-        Raises CheckpointError if this save or the last save of a checkpoint failed.
-        """
+        """Save the best weights as the final model. Raise CheckpointError if this or the last save failed."""
         try:
             await self._writer.wait()
         finally:

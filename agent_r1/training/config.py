@@ -74,11 +74,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class PlacementConfig(BaseModel):
-    """Settings: what starts the ranks and the vLLM servers of a run, and which resources each process gets.
-
-    Example:
-        PlacementConfig(launcher="ray", cpus=0.5)
-    """
+    """Settings: what starts the ranks and the vLLM servers of a run, and which resources each process gets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -363,10 +359,7 @@ class TrainConfig(RunConfig):
 
 
 class EvalConfig(RunConfig):
-    """Settings of an evaluation.
-
-    The result table has one row for each baseline, one row for the model, and one row for the trained agent of a run.
-    """
+    """Settings of an evaluation."""
 
     section: ClassVar[str] = "Evaluation"
 
@@ -384,13 +377,10 @@ Resolved = TypeVar("Resolved", bound=RunConfig)
 
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
-    """Return the configuration from the settings in ``layers`` and the defaults of the task set.
+    """Return the configuration from ``layers`` and the defaults of the task set.
 
-    If trainer and engine of a training run have different data types, its algorithm gets an importance weight, unless
-    a layer sets ``algorithm.correction``.
-
-    Raises InvalidInput as :func:`agent_r1.config.resolve` does, and also if no model is named, or if a run has too few
-    steps for its learning-rate schedule.
+    If trainer and engine have different data types, the algorithm gets an importance weight, unless a layer sets
+    ``algorithm.correction``.
     """
     recipe = {key: value for key, value in taskset.recipe.items() if cls is TrainConfig or key != "pass_k"}
     layers = [*layers, Layer(f"defaults of {taskset.name}", recipe)]  # an evaluation measures pass@k on request only

@@ -32,15 +32,7 @@ AGENT_MODULE = "agent_program"
 
 
 def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return ``taskset`` with environments in which the agent program ``config.agent`` acts.
-
-    If ``config.agent`` is empty, the agent program is ``taskset.agent``. Without an agent program, ``taskset`` is
-    returned unchanged. The environments of baselines do not change.
-
-    Raises:
-        InvalidInput: the agent program cannot be loaded; an agent program is combined with a context policy; or
-            ``config.gateway`` is set without an agent program.
-    """
+    """Return ``taskset`` with environments in which its agent program or ``config.agent`` acts, if there is one."""
     function = load_agent(config.agent) if config.agent else taskset.agent
     if function is None:
         if "gateway" in config.model_fields_set and config.gateway != type(config.gateway)():
@@ -55,10 +47,7 @@ def with_agent(taskset: TaskSet, config: RunConfig) -> TaskSet:
 
 
 def load_agent(name: str) -> AgentFunction:
-    """Return the function of an agent program, given as FILE:NAME, such as "my_agent.py:run".
-
-    Raises InvalidInput if the file does not exist, raises an error or does not define the function.
-    """
+    """Return the function of an agent program, given as FILE:NAME, such as "my_agent.py:run"."""
     file, _, function_name = name.rpartition(":")
     if not file.endswith(".py") or not function_name:
         raise InvalidInput("agent", got=repr(name), do="give FILE.py:NAME of a function")
@@ -79,25 +68,11 @@ def make_rollout(agent: Agent, env: Env) -> Rollout:
 
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
-"""The parts of an environment's name on a worker.
-
-The name is ``env`` for the task set's environment, ``variant SPLIT`` for the environment of one split, and
-``baseline METHOD`` for the environment of a baseline.
-"""
+"""The parts of an environment's name on a worker: ``env``, ``variant SPLIT`` or ``baseline METHOD``."""
 
 
 def with_environments(taskset: TaskSet, config: RunConfig) -> TaskSet:
-    """Return ``taskset`` with the environments that ``config`` requires.
-
-    - With workers (``config.environment.workers``), the environments run on the workers.
-    - Without workers, but with an agent program, the agent program acts in the environments (:func:`with_agent`).
-    - Without workers and without an agent program, the task set is unchanged.
-
-    Raises:
-        InvalidInput: a worker cannot be reached; the description of a worker differs from the description of the run
-            (:func:`describe_environments`); workers are combined with an agent program; or :func:`with_agent` raises
-            InvalidInput.
-    """
+    """Return ``taskset`` with environments on workers or for an agent program, if the run has any."""
     settings = config.environment
     if not settings.workers:
         return with_agent(taskset, config)
@@ -131,10 +106,7 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 
 
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
-    """Return the task set's name, the version of agent-r1, and hashes of the tasks, the tools and the user's files.
-
-    A run accepts a worker only if the worker's description agrees with the run's description.
-    """
+    """Return what a worker must share with a run: task set, version, and hashes of tasks, tools and the user's file."""
     hashes = dict(data_hashes(config, taskset))
     tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
     hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
@@ -153,12 +125,7 @@ def serve_environments(
     port: int,
     limits: WorkerLimits,
 ) -> None:
-    """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives.
-
-    Args:
-        token: the token that requests must have; "" for none.
-        on_started: called with the worker's address and description when the worker listens.
-    """
+    """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives."""
     if taskset.agent is not None:
         do = "give a task set without an agent of its own, which runs its tools itself"
         raise InvalidInput("task set", got=taskset.name, do=do)

@@ -45,10 +45,7 @@ VALUE_GUIDED = "value-guided"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to solve tasks: ``agent`` makes attempts in ``env``. The result table has one row per method.
-
-    If ``search`` is given, a beam search chooses the actions.
-    """
+    """A row of the result table: ``agent`` makes attempts in ``env``, perhaps by a beam search over actions."""
 
     name: str
     agent: Agent
@@ -74,12 +71,7 @@ async def attempts(
     progress: Progress | None = None,
 ) -> list[Group]:
     collector = Collector(
-        method.rollout(),
-        scorers,
-        NullRecorder(),
-        f"evaluation of {method.name}",
-        limits,
-        seed=method.agent.seed,
+        method.rollout(), scorers, NullRecorder(), f"evaluation of {method.name}", limits, seed=method.agent.seed
     )
     requests = (GroupRequest(number, task, size) for number, task in enumerate(tasks))
     finished: list[Group] = []
@@ -120,10 +112,9 @@ async def evaluate_split(
 async def measure_pass_at_k(
     method: Method, taskset: TaskSet, count: int, k: int, size: int, limits: RolloutLimits, progress: Progress
 ) -> PassAtK:
-    """Return pass@1, pass@k and related measures of ``method`` on the first ``count`` tasks of each evaluation split.
+    """Return pass@k of ``size`` sampled attempts at each of the first ``count`` tasks of each evaluation split.
 
-    ``size`` is the number of attempts at each task, at least ``k``. The agent must sample at a temperature above 0,
-    because greedy attempts are all equal. A split in which every attempt failed is left out.
+    A split in which every attempt failed is left out.
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
@@ -138,11 +129,7 @@ async def measure_pass_at_k(
 
 
 def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCell | None:
-    """Return the mean scores of the sampled attempts at ``questions``: pass@1, pass@k and related measures.
-
-    ``questions`` has a list for each question: the sampled attempts at the question. Attempts that failed are left out,
-    and so are questions with fewer than ``k`` other attempts. If no question is left, the result is None.
-    """
+    """Return the mean scores of questions, each with at least ``k`` sampled attempts that did not fail; or None."""
     scored = [[one for one in attempts if score_trajectory(one).failure is None] for attempts in questions]
     questions = [attempts for attempts in scored if len(attempts) >= k]
     if not questions:
@@ -177,10 +164,7 @@ def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeC
 
 
 def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
-    """Return measures of the task set's retriever, such as its recall, for each evaluation split.
-
-    Splits without measures are left out. If ``taskset.retrieval`` is None, the result is {}.
-    """
+    """Return the measures of the task set's retriever, such as its recall, for each evaluation split that has any."""
     if taskset.retrieval is None:
         return {}
     measured = {split: taskset.retrieval(split) for split in taskset.evaluation}
@@ -190,12 +174,9 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
-    """Return the result table, with a row per method and a column per evaluation split.
+    """Return the table of one greedy attempt per method at each of the first ``count`` tasks of each split.
 
-    A method makes one greedy attempt at each of the first ``count`` tasks of each evaluation split. Each row is printed
-    as soon as it is complete, with the time that the other rows will take if they are as fast.
-
-    Raises AgentR1Error with the most frequent reason if every attempt failed.
+    Raise AgentR1Error with the most frequent reason if every attempt failed.
     """
     cells: dict[str, dict[str, Cell | None]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
@@ -240,11 +221,7 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
-    """Evaluate the model ``config.model`` and the baselines. Return the result table of ``agent-r1 eval``.
-
-    If ``config.model`` is a run, the table compares the run's base model with its trained model. If ``placement`` is
-    None, the settings determine the placement.
-    """
+    """Evaluate the model ``config.model`` (of a run: its base model and its trained model) and the baselines."""
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)

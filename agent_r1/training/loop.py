@@ -67,11 +67,7 @@ class ProfileLog:
 
 
 async def publish_weights(engine: InferenceEngine, update: WeightUpdate) -> PolicyVersion:
-    """Send the trainer's weights to an engine, and return the version of the weights that the engine then serves.
-
-    If the engine serves the sent weights, the result is ``update.version``. Raises EngineError if the weights cannot
-    be loaded.
-    """
+    """Send the trainer's weights to an engine, and return the version that it then serves."""
     capabilities, model, version = engine.capabilities, update.handle, update.version
     if not capabilities.checksum:
         version = replace(version, checksum=None)
@@ -112,12 +108,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     """Train until the last step, and save the final model.
 
-    A step gathers a batch of groups, updates the policy, publishes its weights to the engine, validates it and saves a
-    checkpoint if they are due, and is recorded.
-
-    Raises:
-        ShutdownRequested: a shutdown was requested. The latest completed step was saved, unless checkpoints are
-            disabled.
+    Raise ShutdownRequested after a shutdown. The latest completed step was saved, unless checkpoints are disabled.
     """
     profiles = ProfileLog(run.runtime.config.profile, run.progress)
     runtime, config, updater = run.runtime, run.runtime.config, run.runtime.updater

@@ -23,10 +23,7 @@ RewardTotals = Mapping[str, float | None]
 
 
 def sum_rewards(trajectory: Trajectory) -> RewardTotals:
-    """Return the total of each reward by name.
-
-    A total is one sum over the whole attempt: the values of the trajectory, of all turns and of all calls are added.
-    """
+    """Return the total of each reward by name: of the trajectory, all turns and all calls together."""
     totals: dict[str, float | None] = {
         name: None if value is None else 0.0 for name, value in trajectory.rewards.items()
     }

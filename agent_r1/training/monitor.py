@@ -23,7 +23,7 @@ from agent_r1.core.events import LogEvent, Recorder
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Text
 from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Group, Status, Trajectory, can_be_summed
-from agent_r1.data.training_sample import Excluded, describe_status
+from agent_r1.data.batch import Excluded, describe_status
 from agent_r1.model.weights import product_precision
 from agent_r1.store.folder import run_argument
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS, ToolErrorKind
@@ -45,11 +45,7 @@ def normalize_reason(reason: str) -> str:
 
 
 def shorten_reason(reason: str) -> str:
-    """Return the reason of a failure, cut to at most MAX_REASON_LENGTH characters.
-
-    If a long reason ends with the place of an exception, only the text before the place is cut:
-    "ValueError: a long text that is.. (agent.py:12, in find)".
-    """
+    """Return a reason with at most MAX_REASON_LENGTH characters. The place of an exception at its end is kept."""
     text = " ".join(reason.split())
     if len(text) <= MAX_REASON_LENGTH:
         return text
@@ -81,10 +77,7 @@ _TOOL_FAILURES = frozenset({ToolErrorKind.RAISED, ToolErrorKind.TIMED_OUT, ToolE
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """An attempt that cannot be trained on, or a valid call whose tool failed.
-
-    ``kind`` is a key of ``ADVICE``: the status of the attempt, "unscored" if a reward could not be computed, or "tool".
-    """
+    """An attempt that cannot be trained on, or a valid call whose tool failed. ``kind`` is a key of ``ADVICE``."""
 
     attempt: AttemptId
     kind: str
@@ -118,10 +111,7 @@ class MonitorState:
 
 
 def record_group(state: MonitorState, group: Group, excluded: Sequence[Excluded], window: int) -> MonitorState:
-    """Return the state after a group: the last ``window`` attempts and the last ``CALL_WINDOW`` calls of each tool.
-
-    ``excluded`` are the attempts of the group that cannot be trained on. These attempts count as failed.
-    """
+    """Return the state after a group, of which ``excluded`` are the attempts that cannot be trained on."""
     unscored = {one.attempt: one.reason for one in excluded}
     attempts, calls = list(state.attempts), {name: list(some) for name, some in state.calls.items()}
     for trajectory in group.trajectories if group.greedy is None else (*group.trajectories, group.greedy):
@@ -143,10 +133,9 @@ def record_group(state: MonitorState, group: Group, excluded: Sequence[Excluded]
 
 
 def diagnose(state: MonitorState, share: float, window: int, run: str) -> str | None:
-    """Return why the run must be stopped, with examples and advice; None if the run may continue.
+    """Return why the run must be stopped, with examples and advice; None if it may continue.
 
     More than ``share`` of ``window`` attempts failed, or the last ``CALL_WINDOW`` calls of a tool failed for one cause.
-    If ``share`` is 1, the result is None. ``run`` is the name of the run.
     """
     if share == 1:
         return None
@@ -293,12 +282,7 @@ def check_calls(attempts: Sequence[Trajectory], tools: Sequence[str]) -> Finding
 
 
 def check_contrast(update: UpdateReport, attempts: str = "") -> Finding | None:
-    """Return a finding if a step had hardly anything to learn from.
-
-    Either no attempt was trained, or almost all groups are constant: all attempts of a group have equal rewards.
-    A step with a loss that is not finite has no finding here, because :func:`check_finite` reports the step.
-    ``attempts`` is what :func:`describe_attempts` says of them.
-    """
+    """Return a finding if a step had hardly anything to learn from."""
     metrics, advice = update.metrics, "; if the reward is at its maximum, training is done"
     untrained = [one.reason for one in update.outcomes if not isinstance(one, Trained)]
     if len(untrained) == len(update.outcomes) and not metrics.get("skipped_steps"):
@@ -321,11 +305,7 @@ def check_contrast(update: UpdateReport, attempts: str = "") -> Finding | None:
 
 
 def check_entropy(entropy: float | None, start: Sequence[float]) -> Finding | None:
-    """Return a finding if the policy's entropy is far below its mean at the start of the run.
-
-    ``entropy`` is the mean entropy of a step in nats per action token; None if the step has no entropy. ``start`` has
-    the entropies of the first steps; with fewer than ``START_STEPS`` there is no finding.
-    """
+    """Return a finding if the entropy of a step is far below its mean in the ``start`` of the run."""
     if entropy is None or len(start) < START_STEPS or entropy >= MIN_ENTROPY_SHARE * fmean(start):
         return None
     text = (
@@ -351,12 +331,9 @@ def check_memory(micro_tokens: int, configured: int) -> Finding | None:
 def check_validation(em: float, best: float, questions: int, rewards: Sequence[float], since: int) -> Finding | None:
     """Return a finding if the validation score fell while the training reward rose.
 
-    The exact match ``em`` fell if it is below ``best`` by more than two standard errors of the difference of two
-    proportions. Let n be the number of steps since the best validation. The reward rose if its mean over the last n
-    steps is above its mean over the n steps before these steps.
-
-    ``questions`` is the number of validation questions, ``rewards`` has the mean rewards of the last steps, oldest
-    first, and ``since`` is n.
+    The exact match ``em`` of ``questions`` fell if it is below ``best`` by more than two standard errors of the
+    difference of two proportions. The reward rose if its mean over the ``since`` steps after the best validation is
+    above that of as many steps before.
     """
     pooled = (em + best) / 2
     margin = 2 * math.sqrt(2 * pooled * (1 - pooled) / max(questions, 1))
@@ -392,11 +369,7 @@ def true_reward(config: TrainConfig, rewards: Sequence[str]) -> str:
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
-    """Return three metrics of a step: mean return, mean true reward, and the correlation of return and true reward.
-
-    The argument ``true_reward`` is the name of the true reward. Attempts without this reward are ignored. If no attempt
-    has this reward, return {}. The correlation is left out if all returns or all true rewards are equal.
-    """
+    """Return mean return, mean true reward, and their correlation if both vary; {} without a true reward."""
     pairs = [
         (sample.total, true)
         for selected in batch
@@ -417,9 +390,8 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 def check_reward_hacking(history: Sequence[tuple[float, float]]) -> Finding | None:
     """Return a finding if the true reward fell while the return rose.
 
-    Two periods of ``PERIOD`` consecutive steps are compared: the last steps, and the earlier period with the highest
-    mean true reward. The fall and the rise must each exceed the standard error times ``ERRORS``. The standard error is
-    estimated from the spread of the steps. ``history`` has (mean return, mean true reward) of each step, oldest first.
+    The last ``PERIOD`` steps are compared with the earlier period of the highest mean true reward. Fall and rise must
+    each exceed ``ERRORS`` times the standard error, estimated from the spread of the steps.
     """
     if len(history) < 2 * PERIOD:
         return None
@@ -452,11 +424,7 @@ HISTORY = 1000  # recent steps whose rewards are compared
 
 
 class HealthMonitor:
-    """A monitor that checks each group before the trainer uses it, and each step after it has ended.
-
-    Attributes:
-        state: the state for the next checkpoint.
-    """
+    """Checks each group before the trainer uses it, and each step. ``state`` is the state for the next checkpoint."""
 
     def __init__(
         self, config: TrainConfig, recorder: Recorder, folder: Path, state: MonitorState, tools: Sequence[str] = ()
@@ -471,10 +439,7 @@ class HealthMonitor:
         self._gap_limit = self._limits.gap_limit(*precisions)
 
     def on_group(self, selected: SelectedGroup) -> None:
-        """Check a group before the trainer uses it.
-
-        Raises RunStopped if too many recent attempts failed, or if a tool always fails.
-        """
+        """Raise RunStopped if too many recent attempts failed, or if a tool always fails."""
         self.state = record_group(self.state, selected.group, selected.selection.excluded, self._window)
         run = run_argument(self._folder)
         if diagnosis := diagnose(self.state, self._limits.failure_share, self._window, run):
@@ -527,11 +492,7 @@ class HealthMonitor:
         return findings
 
     def on_validation(self, step: int, em: float, best_step: int, best: float) -> list[Finding]:
-        """Return a finding if the validation score fell below the best score while the training reward rose.
-
-        ``em`` is the exact match after ``step``. ``best`` is the highest exact match so far, which was measured after
-        ``best_step``. At most one finding is returned for each ``best_step``.
-        """
+        """Return a finding, once for each best step, if validation fell while the training reward rose."""
         finding = check_validation(em, best, self._config.evaluate_n, self.state.rewards, step - best_step)
         if finding is None or self.state.validation_warned == best_step:
             return []

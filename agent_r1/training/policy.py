@@ -56,10 +56,6 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
 
     The context length is the smallest of ``config.context`` and the model's own limits. If ``taskset`` is given, the
     chat template is tested with the tools of ``taskset``.
-
-    Raises:
-        InvalidInput: the model cannot be loaded; the chat template cannot render the tools; the tokenizer has more
-            tokens than the model; or the device does not exist.
     """
     name = config.model
     tokenizer = load_tokenizer(name)
@@ -88,9 +84,6 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
 
     With LoRA, the model gets a new adapter, and all other weights are frozen. The trained weights are in float32,
     because bfloat16 cannot represent the small changes of an optimizer step.
-
-    Raises:
-        InvalidInput: as for :func:`load_policy`; or the model is an adapter, or cannot get an adapter.
     """
     lora = config.trainer.lora
     if lora.rank:
@@ -109,12 +102,7 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
-    """Return the model ``config.teacher``; None if the algorithm needs no teacher.
-
-    Raises:
-        InvalidInput: a teacher is given but not needed, or needed but not given; or its vocabulary differs from the
-            policy's.
-    """
+    """Return the model ``config.teacher``; None if the algorithm needs no teacher."""
     algorithm = config.algorithm
     if "teacher" not in algorithm.needs:
         if config.teacher:
@@ -144,10 +132,7 @@ CRITIC = "critic."
 
 
 def open_critic(config: DecodeConfig, policy: PreTrainedModel) -> Critic:
-    """Load the critic of ``config`` to the device of ``policy``, and return the critic's value function.
-
-    Raise InvalidInput if there is no such critic, or if the critic's vocabulary is too small for the policy.
-    """
+    """Load the critic of ``config`` to the device of ``policy``, and return the critic's value function."""
     model, vocabulary = load_critic(config.critic), int(policy.config.get_text_config().vocab_size)
     embedded = int(model.backbone.config.get_text_config().vocab_size)
     if embedded < vocabulary:

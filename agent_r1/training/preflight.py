@@ -29,17 +29,11 @@ OPEN_SECONDS = 60.0
 CHECKED_PROMPTS = 8
 
 PIXELS_PER_CHARACTER = 200
-"""The number of pixels of an image that count as one character of text when prompts are sorted by length.
-
-In Qwen2.5-VL, an image token stands for 28 x 28 = 784 pixels, and a text token stands for about four characters of
-English. So about 200 pixels count as one character.
-"""
+"""Pixels that count as one character: in Qwen2.5-VL an image token stands for 784, a text token for about four
+characters."""
 
 MAX_CHARACTERS_PER_TOKEN = 256
-"""The assumed maximum number of characters of a token.
-
-A prompt with more than 256 * ``context_length`` characters is too long, and need not be tokenized.
-"""
+"""The assumed maximum. A longer prompt is too long, and need not be tokenized."""
 
 
 def check_algorithm_settings(config: TrainConfig) -> None:
@@ -71,10 +65,7 @@ def check_algorithm_settings(config: TrainConfig) -> None:
 
 
 def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
-    """Raise InvalidInput if a weight, a schedule or the monitor names a reward that the run does not have.
-
-    A task set without a list of rewards is not checked.
-    """
+    """Raise InvalidInput if a weight, a schedule or the monitor names a reward that the run does not have."""
     known = (*taskset.rewards, *config.extra_rewards)
     true_reward = [config.monitor.true_reward] if config.monitor.true_reward else []
     settings: dict[str, Iterable[str]] = {
@@ -89,10 +80,7 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 
 
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
-    """Return the validation split as a list; [] if the run has no validation.
-
-    Raises InvalidInput if ``evaluate_every`` is set, but the task set has no validation split.
-    """
+    """Return the validation split as a list; [] if the run has no validation."""
     if config.evaluate_every == 0:
         return []
     if taskset.validation is None:
@@ -102,10 +90,7 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
 
 
 def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
-    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read.
-
-    The prompt must be shorter than the policy's context. A policy without vision cannot read images.
-    """
+    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read."""
     for split in splits:
         tasks = taskset.tasks(split)
         if not tasks:
@@ -156,11 +141,7 @@ async def _opening_messages(env: Env, task: Task) -> tuple[Message, ...]:
 
 
 FINGERPRINT, TASKS = "fingerprint", "tasks"
-"""Events of the kind ``FINGERPRINT`` contain a hash of a run's data.
-
-The text of such an event is, for example, ``data questions.json sha256 9f86..`` or ``tasks sha256 60ba..``. If the text
-begins with ``TASKS``, the hash is the hash of the training and validation tasks.
-"""
+"""Events with a hash of a run's data, such as ``data questions.json sha256 9f86..``, or of its ``TASKS``."""
 
 
 def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
@@ -169,10 +150,7 @@ def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
 
 
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
-    """Return one event with the sha256 hash of the training and validation tasks.
-
-    If ``config.data`` or ``config.corpus`` is a local path, there is one more event for the contents of the path.
-    """
+    """Return the sha256 hashes of the tasks, and of local files or folders ``config.data`` and ``config.corpus``."""
     lines = []
     for name, place in (("data", config.data), ("corpus", config.corpus)):
         if place is not None and (path := Path(place)).exists():
@@ -187,11 +165,6 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
 
     If ``config`` has a new path, the hashes of the old and the new contents must be known and equal. A new path of a
     TOML file is never accepted, because the files listed in the TOML file have no hashes.
-
-    Args:
-        run: the folder of the run, which has recorded the hashes of its data.
-        config: the configuration with which the run is resumed.
-        events: the hashes of the present data: the result of :func:`fingerprint_data` for ``config``.
     """
     with closing(RunReader(run)) as reader:
         recorded, own = _hashes(event for event in reader.events() if event.kind == FINGERPRINT), reader.config()

@@ -63,7 +63,7 @@ class SilentProgress:
         return None
 
 
-class LineProgress:
+class LineProgress(SilentProgress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._steps, self._taken, self._began = 0, 0, 0.0
@@ -74,21 +74,12 @@ class LineProgress:
     def start(self, steps: int, taken: int = 0) -> None:
         self._steps, self._taken, self._began = steps, taken, time.monotonic()
 
-    def on_attempts(self, done: int, total: int) -> None:
-        return None  # a log needs no line for each group
-
     def on_step(self, report: StepReport) -> None:
         self.print_line(format_step(report, self._steps, time.monotonic() - self._began, self._taken))
 
-    def finish(self) -> None:
-        return None
-
 
 class ProgressBar:
-    """A display for terminals: a line for each step, and a bar below.
-
-    In training, the bar advances with each step. In an evaluation, the bar advances with each group.
-    """
+    """A display for terminals: a line for each step, and below a bar of the steps, or of an evaluation's groups."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -27,10 +27,7 @@ from agent_r1.training.servers import Hardware, StartedServer, gpus_per_server, 
 
 
 class RankActor:
-    """An actor that owns the process of a rank. The process is Python with the command-line arguments ``arguments``.
-
-    The rank ends when the actor ends, or when the connection between rank and run is closed.
-    """
+    """An actor that owns the process of a rank, and ends it when the actor ends."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -77,16 +74,11 @@ class ServerActor:
 
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""An environment variable of Ray. If the value is 0 when Ray is imported, Ray listens only at 127.0.0.1, also on Linux.
-
-A loopback address as an argument of Ray has no effect, because Ray replaces the address.
-"""
+"""If it is 0 when Ray is imported, Ray listens only at 127.0.0.1. It would replace a loopback address in its
+arguments."""
 
 TOKENS = "RAY_AUTH_MODE"
-"""An environment variable of Ray. If the value is ``token``, Ray accepts only callers that send a secret token.
-
-The token is stored in the home folder.
-"""
+"""If it is ``token``, Ray accepts only callers that send a secret token, which is in the home folder."""
 
 OBJECT_STORE = 80 * 2**20
 """The size of Ray's object store in bytes. A run does not use the object store, but Ray needs at least 75 MiB."""
@@ -119,8 +111,6 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 
     Each rank needs a GPU if ``config.device`` begins with "cuda", or is "auto" and ``hardware`` has a GPU. Each server
     needs GPUs if the cluster has GPUs. ``cpus`` is the number of CPU cores for each process.
-
-    Raises InvalidInput if there is no process to start, or if the settings name the GPUs of servers.
     """
     engine = config.engine
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(hardware.gpus))
@@ -140,11 +130,7 @@ def request_resources(config: RunConfig, cpus: float, hardware: Hardware, cluste
 
 
 def check_resources(requests: Sequence[ResourceRequest], nodes: Sequence[Resources]) -> None:
-    """Raise InvalidInput if a Ray cluster has too few resources for the requests. Ray itself would only wait.
-
-    Each request is for one process on a single node, so no request may need more than the largest node has. ``nodes``
-    has the resources of each node, both used and free.
-    """
+    """Raise InvalidInput if a Ray cluster has too few resources for the requests. Ray itself would only wait."""
     for name, unit in (("CPU", "CPU cores"), ("GPU", "GPUs")):
         amounts = [request.bundle.get(name, 0.0) for request in requests]
         total, largest = sum(node.get(name, 0.0) for node in nodes), max(node.get(name, 0.0) for node in nodes)
@@ -167,10 +153,6 @@ class RayCluster:
     """Reserved resources in a Ray cluster, for the actors of a run.
 
     If this object started Ray, Ray ends when this object is deleted or this process ends.
-
-    Raises:
-        InvalidInput: Ray is not installed or cannot be reached; or its resources are too small, or not free within
-            ``START_SECONDS``.
     """
 
     def __init__(self, run: RunConfig, config: PlacementConfig, hardware: Hardware) -> None:
@@ -198,10 +180,7 @@ class RayCluster:
         return sum(request.what == "rank" for request in self.requests)
 
     def start_actor(self, index: int, actor: type, *arguments: object) -> Any:
-        """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``self.requests[index]``.
-
-        Calls of the actor run in threads, so that a waiting call does not block the next call.
-        """
+        """Return the handle of a new actor ``actor(*arguments)`` with the resources of ``self.requests[index]``."""
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         request = self.requests[index]
         options = {"num_cpus": request.cpus, "num_gpus": request.gpus, "max_concurrency": 4, "max_restarts": 0}
@@ -280,11 +259,7 @@ class RayRanks:
         self._cluster = cluster
 
     def start(self, ranks: int) -> list[StartedRank]:
-        """Start the ranks, and wait until all of them have connected to this process.
-
-        Raise RankDied if a rank ends before its connection. Raise InvalidInput if not all ranks have connected within
-        ``START_SECONDS``.
-        """
+        """Start the ranks, and wait until all have connected. Raise RankDied if a rank ends before it connects."""
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:
             host, port = listener.address
@@ -342,10 +317,7 @@ class RayRankProcess:
         self._ray.kill(self._actor)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most ``timeout`` seconds until the rank ends. Return the exit code of the rank.
-
-        The exit code is -9 if the rank's Ray actor was killed.
-        """
+        """Wait at most ``timeout`` seconds until the rank ends. Return its exit code; -9 if its actor was killed."""
         try:
             return int(self._ray.get(self._end, timeout=timeout))
         except self._ray.exceptions.RayActorError:

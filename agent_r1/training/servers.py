@@ -41,8 +41,7 @@ from agent_r1.training.policy import Policy
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 PARALLEL = r"(?:--(?:tensor|pipeline|data)[-_]parallel[-_]size|-tp|-pp|-dp)"
-"""A regular expression for vLLM's options with a parallel size. The product of the sizes is the number of
-GPUs of a server."""
+"""vLLM's options with a parallel size. The product of the sizes is the number of GPUs of a server."""
 
 MEMORY_SHARE = r"(?<!\S)--gpu[-_]memory[-_]utilization[ =]"
 """A regular expression for the option that lets a vLLM server share a GPU with the trainer."""
@@ -99,15 +98,7 @@ def processor_name() -> str:
 
 
 def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
-    """Return the GPUs of the trainer and of the vLLM servers.
-
-    Without ``engine.vllm.devices``, the servers get GPUs that the trainer does not use.
-
-    Raise InvalidInput if a GPU does not exist or is needed twice, if there are too few GPUs or CPU cores, or if
-    ``engine.vllm.devices`` gives a server another number of GPUs than it needs. One exception: the GPUs in
-    ``engine.vllm.devices`` may also be GPUs of the trainer if the servers have the option
-    ``--gpu-memory-utilization``.
-    """
+    """Return the GPUs of the trainer, and of vLLM servers: those of ``engine.vllm.devices``, or those that are left."""
     trainer = _trainer_gpus(config, hardware)
     engine, count = config.engine, len(hardware.gpus)
     if engine.backend != "vllm" or engine.vllm.urls:
@@ -128,10 +119,7 @@ def plan_devices(config: RunConfig, hardware: Hardware) -> DevicePlan:
 
 
 def server_gpus(plan: DevicePlan, number: int, hardware: Hardware) -> str | None:
-    """Return ``CUDA_VISIBLE_DEVICES`` for a vLLM server; None if the server sees all GPUs.
-
-    The argument ``number`` is the index of the server. The first server has the index 0.
-    """
+    """Return ``CUDA_VISIBLE_DEVICES`` for the vLLM server with the index ``number``; None if it sees all GPUs."""
     if not plan.servers:
         return None
     # if this process has no GPUs (torch for CPUs), it does not know their names: use the numbers
@@ -246,13 +234,9 @@ class LocalServers:
 
 
 class VllmServers:
-    """A factory of engines that generate on the vLLM servers of a run.
+    """A factory of engines on vLLM servers, which the first engine starts, and which end with the last engine.
 
-    The first engine starts the servers. The servers end when the last engine is closed.
-
-    Args:
-        run_folder: the folder to which a server's output is copied if the server ended by itself; None: no copy.
-        launcher: starts the servers; None: as child processes.
+    The output of a server that ended by itself is copied to ``run_folder``. By default, servers are child processes.
     """
 
     def __init__(self, run_folder: Path | None = None, launcher: ServerLauncher | None = None) -> None:
@@ -260,12 +244,7 @@ class VllmServers:
         self._run_folder, self._launcher = run_folder, launcher
 
     def engine(self, policy: Policy, config: RunConfig) -> InferenceEngine:
-        """Return an engine that serves ``policy``.
-
-        The first call of this method uses ``asyncio.run``, so make the first call outside an event loop.
-
-        Raise InvalidInput if the servers cannot be started or reached, do not fit the settings, or serve wrong weights.
-        """
+        """Return an engine for ``policy``. Make the first call outside an event loop: it uses ``asyncio.run``."""
         folder, dtype = config.engine.vllm.weights_folder, config.engine.dtype
         parent = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
         folders = WeightFolders(parent, dtype, tied=False, shared_memory=folder is None)
@@ -455,11 +434,7 @@ def _check(url: str, context: int) -> str:
 
 
 async def send_first_weights(pool: EnginePool, weights: WeightUpdate, logs: Path | None) -> None:
-    """Send ``weights`` to all servers of ``pool``, and close ``pool``. The run itself needs another pool.
-
-    Raise ServerRefused if a server does not serve ``weights`` afterwards. ``logs`` is the folder with the servers'
-    output; None if the run uses servers that were started separately.
-    """
+    """Send ``weights`` to all servers, and close ``pool``. Raise ServerRefused if a server does not serve them then."""
     try:
         reasons = ""
         try:

@@ -25,13 +25,7 @@ class ShutdownRequested(AgentR1Error):
 
 
 class GracefulShutdown:
-    """The shutdown of a run, which a signal can request.
-
-    The run stops only inside blocks of :meth:`interruptible`, which contain work that a resumed run can repeat.
-
-    Attributes:
-        signal: the signal that requested the shutdown; None before.
-    """
+    """The shutdown of a run, which ``signal`` requested. It stops only inside blocks of :meth:`interruptible`."""
 
     def __init__(self, progress: Progress) -> None:
         self.signal: int | None = None
@@ -41,11 +35,7 @@ class GracefulShutdown:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Return a context manager. A shutdown can cancel its ``with`` block at any ``await``.
-
-        Raises:
-            ShutdownRequested: a shutdown was requested before or during the ``with`` block.
-        """
+        """Let a shutdown cancel the ``with`` block at any ``await``, and raise ShutdownRequested then."""
         if self.signal is not None:
             raise ShutdownRequested
         self._task = task = asyncio.current_task()
@@ -60,10 +50,9 @@ class GracefulShutdown:
             self._task = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Request a shutdown at the first signal. Stop the process at the second signal.
+        """Request a shutdown; at the second signal, stop the process.
 
-        Python can call this method between any two instructions. So at the first signal, this method only asks the
-        event loop to cancel the run.
+        Python can call this between any two instructions, so it only asks the event loop to cancel the run.
         """
         if self.signal is None:
             self.signal = number
@@ -95,11 +84,7 @@ def request_shutdown(number: int) -> bool:
 
 @contextmanager
 def handle_signals(progress: Progress) -> Iterator[GracefulShutdown]:
-    """Return a context manager that yields a :class:`GracefulShutdown`.
-
-    SIGINT and SIGTERM during the ``with`` block request this shutdown. No signal handlers are installed outside of the
-    main thread. A signal that the process ignores stays ignored.
-    """
+    """Yield a :class:`GracefulShutdown` that SIGINT and SIGTERM request during the ``with`` block."""
     shutdown, before = GracefulShutdown(progress), {}
     _active.append(shutdown)
     if threading.current_thread() is threading.main_thread():

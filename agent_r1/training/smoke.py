@@ -49,10 +49,7 @@ class CheckResult:
 def smoke(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> list[CheckResult]:
-    """Check the services that a run with the settings ``config`` would use. Write nothing to the folder of a run.
-
-    Returns the results up to the first failure. Raises InvalidInput if the settings cannot be used.
-    """
+    """Check the services of a run with the settings ``config``, up to the first failure. Write no run."""
     # Two small groups have too few sequences for several minibatches: take one optimizer step.
     one_step = {"minibatches": 1, "critic_epochs": None, "critic_minibatches": 1}
     config = config.model_copy(update={"trainer": config.trainer.model_copy(update=one_step)})

@@ -120,10 +120,7 @@ def make_cell(results: Sequence[EvalResult]) -> Cell | None:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of Wilson (1927) for a probability.
-
-    ``share`` is the share of successes in ``n`` trials.
-    """
+    """Return the 95 % interval of Wilson (1927) for a probability, from the ``share`` of successes in ``n`` trials."""
     z2 = NORMAL_95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = NORMAL_95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
@@ -138,16 +135,7 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def table_json(table: Table) -> dict[str, Any]:
-    """Return the JSON output of ``agent-r1 eval``, an object with these keys:
-
-    - ``table``: {method: {split: {em, f1, n, low, high, sub, failed}}}, with the attributes of :class:`Cell`. Without
-      sub-match there is no ``sub``, and without failed attempts no ``failed``. If every attempt failed, the cell is
-      null.
-    - ``retrieval``: {split: {measure: value}}.
-    - ``measures``, if there are any: {method: {split: {measure: value}}}.
-    - ``pass_at_k``, if measured: {method: {k, attempts, cells: {split: cell}}}. The cell has the attributes of
-      :class:`SampledCell`.
-    """
+    """Return the JSON output of ``agent-r1 eval``: {method: {split: values}}, and ``retrieval`` {split: measures}."""
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
     data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
     if table.measures:
@@ -174,11 +162,7 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def render_table(table: Table) -> Group:
-    """Return the table for a terminal: a row per method and a column per split.
-
-    Each cell of the grid shows ``em`` and its interval, and F1 and sub-match if known. The lines below the grid show
-    the attributes ``retrieval``, ``measures`` and ``passed`` of the table.
-    """
+    """Return the table for a terminal: a row per method and a column per split."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
     grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
     for method, row in table.cells.items():

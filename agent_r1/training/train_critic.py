@@ -42,11 +42,7 @@ MEASURED = ("of all states", "after actions")
 
 @dataclass(frozen=True, slots=True)
 class RecordedReturns:
-    """One branch of an attempt, with T tokens and n states, and the return (the sum of the rewards) after each state.
-
-    A branch is a path of turns, in which each turn continues the turn before. There is a state before the first token
-    of each action, and after each token of the action.
-    """
+    """One branch of an attempt, with T tokens and n states, and the return (the sum of rewards) after each state."""
 
     task_id: str
     token_ids: tuple[int, ...]  # the tokens of the branch up to the end of the last action: (T,)
@@ -80,12 +76,7 @@ class CriticReport:
 
 
 def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticReport:
-    """Train a critic on the attempts of a run, save the critic, and return the critic's errors on held-out tasks.
-
-    The critic is written to ``config.out``, or by default to ``run / "critic"``.
-
-    Raise InvalidInput if fewer than two tasks have attempts with rewards, or if the policy saw images.
-    """
+    """Train a critic on the attempts of a run, save it, and return its errors on held-out tasks."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     with closing(RunReader(run)) as reader:
@@ -116,11 +107,9 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
 
 
 def recorded_returns(trajectory: Trajectory, weights: Mapping[str, float]) -> Iterator[RecordedReturns]:
-    """Yield the tokens and returns of each branch of an attempt. Yield nothing if the attempt failed or was not scored.
+    """Yield the tokens and returns of each branch: a path of turns, each of which continues the turn before.
 
-    A branch is a path of turns, in which each turn continues the turn before.
-
-    ``weights`` has the weight of each reward by name. A reward without a weight has the weight 1.
+    Yield nothing if the attempt failed or was not scored.
     """
     total = total_reward(trajectory, weights)
     if total is None:
@@ -172,10 +161,7 @@ def fit(
     config: CriticConfig,
     progress: Progress,
 ) -> tuple[CriticFit, CriticFit]:
-    """Train ``model`` on the attempts ``train``, and return how well ``model`` predicts the returns in ``held_out``.
-
-    The first result is measured on all states. The second result is measured on the states after the last token of an
-    action.
+    """Train ``model`` on the attempts ``train``; measure it on ``held_out`` in all states, and after actions.
 
     The loss is the mean of (V(s) - G)^2 over the states s of a batch. V(s) is the predicted value of s, and G is the
     return after s. Before the first step, every V(s) is the mean return of ``train``.
@@ -203,11 +189,7 @@ def fit(
 
 
 def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors of shape (n,), with one element for each of the n states in ``recorded``.
-
-    The first tensor has the values that ``model`` predicts. The second tensor has the returns. The third tensor tells
-    whether a state follows the last token of an action.
-    """
+    """Return for each of the n states: the predicted value, the return, and whether it follows an action; (n,) each."""
     device, width = model.head.weight.device, max(len(one.token_ids) for one in recorded)
     ids = torch.zeros(len(recorded), width, dtype=torch.long)  # (B, T), padded on the right
     logprobs = torch.zeros(len(recorded), width)
@@ -224,10 +206,8 @@ def predict(model: ValueModel, recorded: Sequence[RecordedReturns]) -> tuple[Ten
 
 @torch.no_grad()
 def measure_fit(model: ValueModel, recorded: Sequence[RecordedReturns], mean: float) -> tuple[CriticFit, CriticFit]:
-    """Return how well ``model`` predicts the returns in ``recorded``.
-
-    The first result is measured on all states. The second result is measured on the states after the last token of an
-    action. ``mean`` is the mean return of the training tasks, as in :class:`CriticFit`.
+    """Return the fit to ``recorded`` in all states, and in the states after an action. ``mean``: see
+    :class:`CriticFit`.
     """
     parts = [predict(model, recorded[i : i + MEASURED_ROWS]) for i in range(0, len(recorded), MEASURED_ROWS)]
     values, returns, is_end = (torch.cat(column).double() for column in zip(*parts, strict=True))

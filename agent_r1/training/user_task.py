@@ -40,16 +40,6 @@ def make_taskset(
 
     Each split except ``train`` and ``validation`` is a column in the result table of a run. If there are no splits
     except ``train`` and ``validation``, ``train`` is the column. The split ``validation`` determines the best step.
-
-    Args:
-        model: the model that the user named; "" for none. For the model tiny-base and for "", the task set has default
-            settings that suit tiny-base.
-        rewards: reward functions, in addition to the rewards of the environment.
-        solutions: returns the reference solutions of a task, for ``agent-r1 check``.
-
-    Raises:
-        InvalidInput: an argument has a wrong type; there is no reward; two tasks have the same id; no task has the
-            split ``train``; or a reward such as ``exact_match`` cannot read the answers of a task.
     """
     if not isinstance(env, Env):
         got = f"an object of type {type(env).__name__}"
@@ -93,15 +83,7 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 
 
 def load_task_file(file: Path, model: str) -> TaskSet:
-    """Return the task set that a Python file defines with the names ``env`` and ``tasks``.
-
-    The file can also define ``rewards`` and ``solutions``. For ``rewards``, ``solutions`` and ``model``, see
-    :func:`make_taskset`. The file's folder is put at the beginning of ``sys.path``.
-
-    Raises:
-        InvalidInput: the file does not exist, raises an error, or does not define ``env`` and ``tasks``; or
-            :func:`make_taskset` refuses the values.
-    """
+    """Return the task set of a Python file with ``env``, ``tasks``, and perhaps ``rewards`` and ``solutions``."""
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
         do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
@@ -118,10 +100,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:
-    """Return ``agent``. Raise InvalidInput if ``agent`` is neither a function nor None.
-
-    The message of the error refers to the agent by ``name``.
-    """
+    """Return ``agent``. Raise InvalidInput, which calls it ``name``, if it is neither a function nor None."""
     if agent is not None and not callable(agent):
         do = "give a function (base_url, api_key, task), or FILE.py:NAME of one"
         raise InvalidInput(name, got=f"an object of type {type(agent).__name__}", do=do)
@@ -130,10 +109,7 @@ def check_agent(name: str, agent: Any) -> AgentFunction | None:
 
 
 def check_tasks(name: str, tasks: Any) -> None:
-    """Raise InvalidInput if ``tasks`` is not a list of tasks.
-
-    The message of the error refers to the list by ``name``.
-    """
+    """Raise InvalidInput, which calls the tasks ``name``, if they are not a list of tasks."""
     if isinstance(tasks, str) or not isinstance(tasks, Sequence):
         raise InvalidInput(name, got=f"an object of type {type(tasks).__name__}", do="make it a list of Task")
     for index, task in enumerate(tasks):

@@ -35,9 +35,7 @@ from agent_r1.workers.protocol import (
 )
 
 CONNECT_SECONDS = 10.0
-STALL_SECONDS = 60.0
-"""The longest time between two health reports of a worker that has requests, in seconds. If the next report is later,
-all attempts on the worker fail, and are repeated on another worker."""
+STALL_SECONDS = 60.0  # between two health reports of a worker with requests; then its attempts are repeated elsewhere
 RECHECK_SECONDS = 5.0
 """The time between two checks of a failed worker, in seconds."""
 
@@ -119,10 +117,7 @@ class WorkerConnection:
     async def converse(
         self, path: str, request: BaseModel, kind: type[_Kind], models: Mapping[str, ModelClient]
     ) -> _Kind:
-        """Send a request, answer the queries of the environment to ``models``, and return the worker's answer.
-
-        Raise RemoteEnvironmentError if the environment raised an error, and WorkerError for any other failure.
-        """
+        """Send a request, answer queries to ``models``, and return the worker's answer."""
         answer = await self._post(path, request)
         while isinstance(answer, ModelQuery):
             answer = await self._post(f"/episodes/{answer.episode}/answer", await _ask(answer, models))
@@ -221,10 +216,7 @@ class WorkerPool:
         self._checking: asyncio.Task[None] | None = None
 
     async def acquire(self) -> WorkerConnection:
-        """Return a worker for a new episode. Wait while all live workers have their maximum number of episodes.
-
-        Raise WorkerError if no worker is live.
-        """
+        """Return a worker for a new episode, when one has room. Raise WorkerError if none is live."""
         while True:
             self._changed.clear()
             checking = self._check_failed()
@@ -263,12 +255,7 @@ class WorkerPool:
 
 
 class RemoteEnv:
-    """An environment whose episodes run on the workers of a pool.
-
-    Args:
-        env: the same environment in this process. Only the descriptions of the tools of ``env`` are used.
-        name: the name of the environment on the workers.
-    """
+    """An environment whose episodes run on workers, by its ``name`` there. ``env`` describes the tools."""
 
     def __init__(self, env: Env, name: str, pool: WorkerPool) -> None:
         self.tools: tuple[ToolSpec, ...] = env.tools

@@ -52,10 +52,7 @@ class _Body(BaseModel):
 
 
 class WorkerDescription(_Body):
-    """A description of the environments of a worker, or of the environments that a run needs.
-
-    A run uses a worker only if the two descriptions agree. Hashes that are in only one description are not compared.
-    """
+    """The environments of a worker, or of a run. They must agree; a hash that only one has is not compared."""
 
     version: str
     taskset: str

@@ -178,14 +178,7 @@ class _RefusedRequest(AgentR1Error):
 
 
 class EnvironmentWorker:
-    """A server for episodes of environments. It runs in the event loop of the caller.
-
-    Args:
-        envs: the environments by name.
-        tasks: returns the tasks of a split, for runs that send only references to tasks.
-        token: the token that requests must have. "": requests need no token.
-        port: the port to listen on; 0 for any free port.
-    """
+    """A server for episodes of ``envs``, in the event loop of the caller. ``tasks`` returns the tasks of a split."""
 
     def __init__(
         self,

@@ -14,9 +14,8 @@ from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
-from agent_r1.data.batch import assemble_batch
+from agent_r1.data.batch import assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 
 
 def names(kind: type, field: str) -> list[str]:

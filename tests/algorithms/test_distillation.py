@@ -16,8 +16,8 @@ from updating import make_updater, update
 from agent_r1.algorithms.loss_terms import Distillation
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import TokenOutputs
+from agent_r1.data.batch import TrainingSample, select_trainable
 from agent_r1.data.sequences import Packing, pack_causal, pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample, select_trainable
 
 LOG2 = math.log(2)
 EQUAL = (0.25, 0.25)

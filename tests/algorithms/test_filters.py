@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_r1.algorithms.shaping import CONSTANT, Filters, drop_constant_groups, top_variance
+from agent_r1.algorithms.algorithm import CONSTANT, Filters, drop_constant_groups, top_variance
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolCall
 from agent_r1.core.trajectory import Status, Turn
-from agent_r1.data.training_sample import Selection, select_trainable
+from agent_r1.data.batch import Selection, select_trainable
 
 Make = Any
 

@@ -12,15 +12,13 @@ import torch
 from tensors import close, numbers
 from torch import Tensor
 
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.algorithm import Algorithm, RewardShaping, SoftOverlong
 from agent_r1.algorithms.loss_terms import Kl, with_kl_penalty
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.algorithms.shaping import RewardShaping, SoftOverlong
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs
 from agent_r1.core.errors import InvalidInput
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, TrainingSample, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample, select_trainable
 
 
 def samples_of(make: Any) -> tuple[TrainingSample, ...]:

@@ -31,9 +31,8 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, TokenOutputs, TokenWeights
 from agent_r1.core.messages import Message, Text, ToolResult
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 
 CASES = (*groups.CASES, *turns.CASES, *returns.CASES, *critics.CASES)
 CLOSE = 1e-5

@@ -18,9 +18,8 @@ from agent_r1.algorithms.loss_terms import ClipCov, KlCov, OffPolicyMask, Second
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.trajectory import Group
-from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum
+from agent_r1.data.batch import Excluded, TrainingBatch, assemble_batch, segment_sum, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import Excluded, select_trainable
 from agent_r1.trainer.updater import MASKED
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent_r1.core.trajectory import RewardSchedule, weights_at
+from agent_r1.core.trajectory import RewardSchedule
+from agent_r1.trainer.updater import weights_at
 
 
 def test_the_factor_is_linear_between_points_and_constant_outside() -> None:

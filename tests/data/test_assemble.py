@@ -11,9 +11,8 @@ import torch
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch
+from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 
 
 def batch_of(make: Any, *trajectories: Trajectory, scope: TokenScope = "actions") -> TrainingBatch:

@@ -18,7 +18,7 @@ from agent_r1.data.sequences import (
     make_single_rows,
     pack_prefix_tree,
 )
-from agent_r1.model.tree_attention import tree_mask
+from agent_r1.model.forward import tree_mask
 
 
 def sequence(number: int, length: int, has_branches: bool = False) -> TokenSequence:

@@ -19,7 +19,7 @@ from agent_r1.algorithms.loss_terms import Kl
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Group
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, assemble_batch, select_trainable
 from agent_r1.data.sequences import (
     Packing,
     PrefixSharing,
@@ -31,7 +31,6 @@ from agent_r1.data.sequences import (
     pack_prefix_tree,
     plan_passes,
 )
-from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.forward import PrefixStates, use_tree_attention
 from agent_r1.model.value_head import build_value_model
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward

@@ -10,9 +10,8 @@ from agent_r1.algorithms.types import ModelOutputs, StateValues
 from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
-from agent_r1.data.batch import assemble_batch
+from agent_r1.data.batch import assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 
 
 def rewritten(trajectory):

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.trajectory import STATUS_POLICY, Status, total_reward
-from agent_r1.data.training_sample import select_trainable
+from agent_r1.data.batch import select_trainable
 
 
 @pytest.mark.parametrize("status", Status)

@@ -14,9 +14,8 @@ from agent_r1.core.inference import PolicyVersion, Prompt, PromptMedia, Sampling
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status
-from agent_r1.data.batch import assemble_batch
+from agent_r1.data.batch import assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.model_runner import ImageCache
 from agent_r1.inference.torch_engine import TorchEngine

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.model import onednn
+from agent_r1.model import weights as onednn
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, use_tree_attention
-from agent_r1.model.onednn import OneDnnLinear, is_onednn_faster, padded_length, use_onednn
+from agent_r1.model.weights import OneDnnLinear, is_onednn_faster, padded_length, use_onednn
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 
@@ -202,7 +202,7 @@ GROWTH = """
 import resource
 import torch
 from torch import nn
-from agent_r1.model.onednn import OneDnnLinear
+from agent_r1.model.weights import OneDnnLinear
 torch.set_num_threads(1)
 layer = nn.Linear(96, 192, bias=False)
 layer.__class__ = OneDnnLinear

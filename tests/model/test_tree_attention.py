@@ -8,9 +8,17 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from agent_r1.model import tree_attention
-from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, use_tree_attention, uses_tree_attention
-from agent_r1.model.tree_attention import additive_mask, tree_mask, tree_parts
+from agent_r1.model import forward as tree_attention
+from agent_r1.model.forward import (
+    PrefixStates,
+    additive_mask,
+    backbone_of,
+    hidden_states,
+    tree_mask,
+    tree_parts,
+    use_tree_attention,
+    uses_tree_attention,
+)
 
 VOCABULARY = 32
 Tree = list["Tree"]

@@ -20,6 +20,7 @@ from agent_r1.rollout.context_policy import (
     Append,
     ContextPolicyConfig,
     Evidence,
+    Exchange,
     History,
     Summary,
     Truncate,
@@ -35,10 +36,8 @@ START = (Message.system("Be brief."), Message.user("Who rules Alba?"))
 
 
 def history_of(count, page="Page {}: mayor Bruno."):
-    history = History(START)
-    for number in range(count):
-        history = history.append(Message.assistant(f"look {number}"), (Message.user(page.format(number)),))
-    return history
+    pages = [(Message.user(page.format(number)),) for number in range(count)]
+    return History(START, tuple(Exchange(Message.assistant(f"look {k}"), one) for k, one in enumerate(pages)))
 
 
 def texts(messages):

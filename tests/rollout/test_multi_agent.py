@@ -17,8 +17,7 @@ from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.envs.multi_agent import Game, Player, PlayerDropped
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent, chat_client
-from agent_r1.rollout.multi_agent import play_game
+from agent_r1.rollout.agent_loop import Agent, chat_client, play_game
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 

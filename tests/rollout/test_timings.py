@@ -13,10 +13,10 @@ from tests_tokenizer import hermes_tokenizer
 from agent_r1.core.events import AttemptFinished, Event
 from agent_r1.core.inference import Completion, Prompt, SamplingParams
 from agent_r1.core.messages import Message
+from agent_r1.core.profile import EngineMeter, MeteredEngine
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Status, Trajectory, TurnTiming
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.inference.engine_meter import EngineMeter, MeteredEngine
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.collector import Collector, GroupRequest, RolloutLimits

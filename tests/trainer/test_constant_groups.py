@@ -9,7 +9,7 @@ from updating import make_updater, update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.trajectory import Group
-from agent_r1.data.training_sample import Excluded
+from agent_r1.data.batch import Excluded
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
 

@@ -10,14 +10,13 @@ import torch
 from learning import with_recorded_logprobs
 from updating import make_updater, update
 
-from agent_r1.algorithms.algorithm import Algorithm
+from agent_r1.algorithms.algorithm import Algorithm, Filters
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.algorithms.shaping import Filters
 from agent_r1.algorithms.types import Advantage
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.data.training_sample import Excluded
+from agent_r1.data.batch import Excluded
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.updater import REJECTED, PolicyUpdater, UpdateReport
 

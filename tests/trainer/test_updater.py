@@ -21,7 +21,7 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import Metrics, TokenOutputs, TokenWeights
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.data.training_sample import Excluded
+from agent_r1.data.batch import Excluded
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.updater import GREEDY, NO_ADVANTAGE, NOT_FINITE, PolicyUpdater, Trained, UpdateReport
 

@@ -18,14 +18,17 @@ from agent_r1.model import forward as softmax_scores
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import hidden_states, token_scores
-from agent_r1.model.pass_memory import PassShape, adapter_weights, kv_bytes_per_token, pass_bytes
 from agent_r1.trainer.single_process import shares_prefixes
 from agent_r1.training import build
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.memory_estimate import (
     GIB,
     MemoryPlan,
+    PassShape,
+    adapter_weights,
     available_memory,
+    kv_bytes_per_token,
+    pass_bytes,
     pass_shape,
     plan_memory,
 )

@@ -22,7 +22,7 @@ from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Text
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory
-from agent_r1.data.training_sample import Excluded, Selection, TrainingSample, select_trainable
+from agent_r1.data.batch import Excluded, Selection, TrainingSample, select_trainable
 from agent_r1.tools.tool_errors import ToolErrorKind
 from agent_r1.trainer.updater import SelectedGroup, Trained, UpdateReport, reward_metrics
 from agent_r1.training import run

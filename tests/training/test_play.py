@@ -26,7 +26,7 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
-from agent_r1.training.play import PlayResult, format_signature, parse_line, play
+from agent_r1.training.chat import PlayResult, format_signature, parse_line, play
 
 ROOT = Path(__file__).parents[2]
 
@@ -208,6 +208,6 @@ def test_the_last_line_of_output_is_json(monkeypatch: pytest.MonkeyPatch, capsys
 def test_play_and_check_do_not_import_torch() -> None:
     # Checked in a new interpreter, because other tests import torch in this one.
     script = (
-        "import agent_r1.cli, agent_r1.training.check, agent_r1.training.play, sys; sys.exit('torch' in sys.modules)"
+        "import agent_r1.cli, agent_r1.training.check, agent_r1.training.chat, sys; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1.config import Layer, resolve
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Group
-from agent_r1.data.training_sample import select_trainable
+from agent_r1.data.batch import select_trainable
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build

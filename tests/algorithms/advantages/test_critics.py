@@ -14,9 +14,8 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, StateValues, ValueTargets
 from agent_r1.core.trajectory import Group, Status
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 from agent_r1.model.value_head import ValueModel, build_value_model
 from agent_r1.model.weights import weights_checksum
 from agent_r1.trainer.updater import Trained

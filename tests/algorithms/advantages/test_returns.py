@@ -11,9 +11,8 @@ from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, TrainingSample, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample, select_trainable
 
 
 def trajectory_of(make: Any, *rewards: float) -> Trajectory:

@@ -15,9 +15,8 @@ from torch import Tensor
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.data.batch import TrainingBatch, assemble_batch
+from agent_r1.data.batch import TrainingBatch, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import select_trainable
 
 ATTEMPTS = 4
 TRAJECTORY_LEVEL = ("grpo", "dr-grpo", "rloo", "reinforce++-baseline")

@@ -18,9 +18,8 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import center
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import Advantage, ModelOutputs
-from agent_r1.data.batch import TrainingBatch
+from agent_r1.data.batch import TrainingBatch, TrainingSample
 from agent_r1.data.sequences import MicroBatch, TokenSequence, by_sequence, make_micro_batches
-from agent_r1.data.training_sample import TrainingSample
 from agent_r1.trainer.forward_backward import score_tokens
 from agent_r1.trainer.protocol import PreparedBatch
 

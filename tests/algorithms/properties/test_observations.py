@@ -17,9 +17,8 @@ from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.loss_terms import Masks, Rejection
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.types import ModelOutputs, StateValues
-from agent_r1.data.batch import TokenScope, TrainingBatch, assemble_batch, segment_last
+from agent_r1.data.batch import TokenScope, TrainingBatch, TrainingSample, assemble_batch, segment_last
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample
 
 AdvantageFn = Callable[[TrainingBatch, ModelOutputs], Tensor]
 """Returns the advantages (N,) of all tokens of a batch; only those of action tokens are compared."""

@@ -19,9 +19,8 @@ from agent_r1.core.inference import Prompt, SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
-from agent_r1.data.batch import assemble_batch
+from agent_r1.data.batch import TrainingSample, assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.data.training_sample import TrainingSample, select_trainable
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.trainer.forward_backward import ModelSet, forward_backward
