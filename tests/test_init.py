@@ -31,12 +31,13 @@ def test_the_test_of_a_new_project_passes(project: Path) -> None:
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_new_project_trains_with_its_own_settings(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    small = ["--steps", "2", "--groups_per_step", "1", "--group_size", "2", "--evaluate_n", "1"]
-    arguments = [*small, "--checkpoint_every", "0", "--run", "towns", "--quiet", "--json"]
+def test_a_new_project_learns_with_its_own_settings(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # Three seeds reached 1.00; before training the model answers 0.13 of the questions.
+    arguments = ["--checkpoint_every", "0", "--run", "towns", "--quiet", "--json"]
     assert main(["train", "agent.py", "--config", "train.toml", *arguments]) == 0
-    report = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert report["steps"] == 2 and report["table"]["trained"]["test"]["n"] == 1
+    table = json.loads(capfd.readouterr().out.splitlines()[-1])["table"]
+    assert table["trained"]["test"]["n"] >= 50
+    assert table["trained"]["test"]["em"] >= 0.8 > 0.5 > table["base-tool-call"]["test"]["em"]
 
 
 def test_existing_folders_are_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

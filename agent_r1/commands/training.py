@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.reward_models.config import RewardModelConfig
 from agent_r1.store.folder import is_run, path_argument, run_folder
+from agent_r1.store.manifest import read_digest_file
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
@@ -148,7 +150,11 @@ def train(
         arguments = [*([str(file)] if file else []), "--run", str(stopped.folder), "--resume"]
         command = shlex.join(["agent-r1", "train", *arguments])
         raise Interrupted(stopped.number, f"{stopped}; to continue: {command}", stopped.folder) from None
-    show(as_json, report_json(report) | sandbox_json(taskset), render_report(report))
+    # Kept elsewhere, this digest also finds changes by somebody who computes the digests of the run again.
+    closed = read_digest_file(report.run)
+    rows = None if closed is None else json.loads(closed)["sha256"]
+    shown = Group(render_report(report), Text(f"sha256 of its rows: {rows}"))
+    show(as_json, report_json(report) | sandbox_json(taskset) | {"rows_sha256": rows}, shown)
 
 
 def _show_plan(as_json: bool, config: TrainConfig, memory: MemoryPlan) -> None:

@@ -62,6 +62,10 @@ class TokensRecorded:
     records: tuple[TokenRecord, ...]
 
 
+PENDING_AT_END = "the run had taken its last step"
+"""The reason of the attempts that no step was made of, because the run ended first."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
     """The run ended. All attempts that were neither trained nor dropped before are dropped at this event."""

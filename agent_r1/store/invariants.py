@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.events import TokenRecord
-from agent_r1.core.trajectory import Trajectory, Turn
+from agent_r1.core.events import PENDING_AT_END, TokenRecord
+from agent_r1.core.trajectory import Trajectory, Turn, total_reward
 from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.manifest import (
     MODEL,
@@ -22,8 +22,15 @@ from agent_r1.store.manifest import (
     read_digest_file,
 )
 from agent_r1.store.reader import RunReader
-from agent_r1.store.rows import DECODING_ERRORS, Counts, count_turns, decode_token_record
+from agent_r1.store.rows import DECODING_ERRORS, Counts, count_turns, decode_token_record, encode_reward
 from agent_r1.store.schema import COMPLETED
+
+# The attempts that a step was made of, with their outcomes: without those that were pending when the run ended.
+_STEP_ATTEMPTS = f"""
+    SELECT current_attempts.*, outcomes.status, action_tokens,
+        sample_index >= coalesce(json_extract(config, '$.group_size'), 1e9) AS greedy
+    FROM current_attempts JOIN segments USING (segment) JOIN outcomes ON attempt_id = current_attempts.id
+    WHERE fate IS NOT NULL AND current_attempts.reason IS NOT '{PENDING_AT_END}'"""
 
 _LAST_STEP = "(SELECT coalesce(max(step), 0) FROM current_metrics)"
 
@@ -95,6 +102,37 @@ INVARIANTS: Mapping[str, str] = {
     "each reward is recorded once": """
         SELECT attempt || ' has reward ' || name || ' twice' FROM rewards JOIN attempts ON attempts.id = attempt_id
         GROUP BY attempt_id, turn, call, name HAVING count(*) > 1""",
+    "the statuses of a step are those of its attempts": f"""
+        SELECT 'step ' || step || ' has ' || name || ' ' || value || ', but its attempts ' || counted
+        FROM current_metrics JOIN (
+            SELECT step, status AS name, count(*) AS counted FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
+            GROUP BY step, status) USING (step, name)
+        WHERE value <> counted""",
+    "the tokens of a step are those of its attempts": f"""
+        SELECT 'step ' || step || ' has ' || value || ' tokens, but its attempts ' || counted
+        FROM current_metrics JOIN (
+            SELECT step, sum(action_tokens) AS counted FROM (
+                SELECT step, action_tokens, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
+                GROUP BY step, group_id, sample_index)
+            GROUP BY step) USING (step)
+        WHERE name = 'tokens' AND value <> counted""",
+    # The mean is over the scored attempts. Without this reward one counts as 0; if it is not known, one is left out.
+    "the mean rewards of a step are those of its attempts": f"""
+        WITH attempt AS (
+            SELECT step, id, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
+            AND id IN (SELECT attempt_id FROM rewards) GROUP BY step, group_id, sample_index),
+        size AS (SELECT step, count(*) AS attempts FROM attempt GROUP BY step),
+        total AS (
+            SELECT step, name, attempt_id, sum(value) AS total, max(typeof(value) = 'text') AS is_text,
+                max(value IS NULL) AS unknown
+            FROM attempt JOIN rewards ON attempt_id = attempt.id GROUP BY attempt_id, name),
+        mean AS (
+            SELECT step, 'reward/' || name AS name,
+                sum(total) FILTER (WHERE NOT unknown) / (attempts - sum(unknown)) AS mean
+            FROM total JOIN size USING (step) GROUP BY step, name HAVING NOT max(is_text))
+        SELECT 'step ' || step || ' has ' || name || ' ' || value || ', but its attempts ' || mean
+        FROM current_metrics JOIN mean USING (step, name)
+        WHERE abs(value - mean) > 1e-9 * max(1, abs(mean))""",
     "an attempt is sampled before it is trained": """
         SELECT attempt || ' was trained at step ' || attempts.step || ' but sampled by version ' || newest_version
         FROM current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id
@@ -106,14 +144,26 @@ INVARIANTS: Mapping[str, str] = {
 
 def invalid_attempts(connection: sqlite3.Connection, reader: RunReader) -> Iterator[str]:
     """Yield the first problem of each attempt, superseded or not, with an unreadable or inconsistent trajectory."""
-    columns = f"attempts.id, attempt, {', '.join(Counts._fields)}"
-    sql = f"SELECT {columns} FROM attempts JOIN outcomes ON attempt_id = attempts.id ORDER BY attempts.id"
-    for row_id, attempt, *counts in connection.execute(sql):
+    weights = {
+        segment: json.loads(config).get("reward_weights", {})
+        for segment, config in connection.execute("SELECT segment, config FROM segments")
+    }
+    columns = f"attempts.id, attempt, attempts.segment, reward, credit, {', '.join(Counts._fields)}"
+    sql = f"""
+        SELECT {columns} FROM attempts JOIN outcomes ON outcomes.attempt_id = attempts.id
+        LEFT JOIN fates ON fates.attempt_id = attempts.id AND fate = 'trained' ORDER BY attempts.id"""
+    for row_id, attempt, segment, reward, credit, *counts in connection.execute(sql):
         try:
             rows = connection.execute("SELECT turn, numbers FROM token_records WHERE attempt_id = ?", (row_id,))
             trajectory = reader.trajectory_of_row(row_id)
             records = [decode_token_record(trajectory.attempt, *row) for row in rows]
             problem = next(_trajectory_problems(trajectory, records, Counts(*counts)), None)
+            if problem is None and encode_reward(total_reward(trajectory, weights[segment])) != reward:
+                problem = f"has reward {reward}, which is not the weighted sum of its rewards"
+            if problem is None and records and credit is not None:
+                total = math.fsum(value for record in records for value in record.advantages)
+                if not math.isclose(total, float(credit), rel_tol=1e-3, abs_tol=1e-3):  # sums in float32
+                    problem = f"was trained with credit {credit:g}, but its token records sum to {total:g}"
         except DECODING_ERRORS as error:
             problem = f"cannot be read: {type(error).__name__}: {error}"
         if problem is not None:

@@ -78,7 +78,7 @@ class RunWriter:
             os.close(self._lock)
             raise
         self.run = read_run_name(self._connection)
-        self._folder = path.parent
+        self._path, self._inode = path, path.stat().st_ino
         self._segment = latest_segment(self._connection)
         self._reward_weights = read_reward_weights(self._connection)
         self._waiting: deque[_Submission] = deque()
@@ -124,7 +124,7 @@ class RunWriter:
         self._worker.close(wait_seconds=None)
         if self._failure is None:
             with suppress(OSError, sqlite3.Error):  # verify then reports the rows as not closed
-                write_digest_file(self._folder, self._connection)
+                write_digest_file(self._path.parent, self._connection)
         close_writer(self._connection)
         os.close(self._lock)
 
@@ -139,6 +139,9 @@ class RunWriter:
     def _commit(self, batch: Sequence[_Submission]) -> list[RunWriteError | None]:
         if self._failure is None:
             try:
+                # SQLite would go on writing a file that was deleted or moved, and its rows would be lost.
+                if not self._path.exists() or self._path.stat().st_ino != self._inode:
+                    raise FileNotFoundError(f"{self._path} was deleted or moved while the run was written")
                 with transaction(self._connection):
                     return [self._append(submission.events) for submission in batch]
             except Exception as error:  # catch all errors: otherwise the callers would wait forever

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import (
+    PENDING_AT_END,
     AttemptFate,
     Event,
     PendingDropped,
@@ -167,7 +168,7 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
     monitor.on_end()
     if validation := await manager.validate_last_step():
         await run.recorder.record(StepMetrics(config.steps, validation))
-    await run.recorder.record(PendingDropped(config.steps, "the run had taken its last step"))
+    await run.recorder.record(PendingDropped(config.steps, PENDING_AT_END))
     await manager.finalize()
     # The final model can have the weights of an earlier step: the engine serves them in the evaluation.
     await publish_weights(runtime.engine, await run_in_thread(updater.publish))

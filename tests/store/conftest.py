@@ -119,7 +119,7 @@ class Script:
 
     def update(self, step: int) -> list[Event]:
         good = [self.trajectory(step, index).attempt for index in (0, 1)]
-        fates = [AttemptFate(attempt, "trained", step, credit=step / 3) for attempt in good]
+        fates = [AttemptFate(attempt, "trained", step, credit=step + 1.5) for attempt in good]
         if step == 2:
             fates = [AttemptFate(attempt, "dropped", step, "no advantage in the whole batch") for attempt in good]
         broken = AttemptFate(self.trajectory(step, 2).attempt, "dropped", step, "the engine failed")

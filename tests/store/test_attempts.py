@@ -92,7 +92,7 @@ def test_counts_are_those_of_attempts_that_are_not_superseded(reader: RunReader)
 
 def test_a_summary_counts_turns_tokens_calls_and_errors(reader: RunReader) -> None:
     [first] = reader.list_attempts(AttemptFilter(id_prefix="0.0.0"))
-    assert (first.status, first.fate, first.step, first.credit) == (Status.OUT_OF_TURNS, "trained", 1, 1 / 3)
+    assert (first.status, first.fate, first.step, first.credit) == (Status.OUT_OF_TURNS, "trained", 1, 2.5)
     assert (first.turns, first.action_tokens, first.calls, first.call_errors) == (3, 6, 3, 0)
     assert (first.split, first.version, first.seconds, first.has_token_records) == ("train", 0, 1.5, True)
     assert first.reward is None  # the reward of the judge is None

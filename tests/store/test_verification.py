@@ -81,6 +81,13 @@ def test_a_reward_per_turn_may_omit_summary_turns(numbers: int, folder: Path, sc
     assert set(kinds) == {"act"} and verify(folder).is_valid
 
 
+def test_metrics_that_follow_from_the_attempts_are_valid(resumed: Path, no_digests: None) -> None:
+    values = {"out_of_turns": 2, "tokens": 12, "reward/exact_match": 1.5, "reward/judge": 0.0}
+    rows = ", ".join(f"({990 + n}, 1, 1, '{name}', {value}, 1)" for n, (name, value) in enumerate(values.items()))
+    change(resumed, f"INSERT INTO metrics VALUES {rows}")
+    assert verify(resumed).violations == ()
+
+
 def change(folder: Path, *statements: str, parameters: Sequence[object] = ()) -> None:
     """Change the database without its foreign keys."""
     with closing(sqlite3.connect(folder / "run.db")) as connection, connection:
@@ -205,8 +212,8 @@ BROKEN: dict[str, list[Break]] = {
     "a trained attempt has action tokens": [
         sql(
             *(f"DELETE FROM {table} WHERE attempt_id = {FIRST}" for table in (*OF_TURNS, "turns")),
-            "UPDATE outcomes SET newest_version = -1, turns = 0, action_tokens = 0, calls = 0, call_errors = 0"
-            f" WHERE attempt_id = {FIRST}",
+            "UPDATE outcomes SET newest_version = -1, turns = 0, action_tokens = 0, calls = 0, call_errors = 0,"
+            f" reward = 0 WHERE attempt_id = {FIRST}",
         )
     ],
     "an attempt with token records has a fate": [
@@ -232,6 +239,13 @@ BROKEN: dict[str, list[Break]] = {
         sql(f"UPDATE attempts SET version = 99 WHERE id = {the(4, 2, 2)}"),
         sql(f"UPDATE attempts SET version = 2 WHERE id = {the(3, 0, 2)}"),
     ],
+    "the statuses of a step are those of its attempts": [
+        sql("INSERT INTO metrics VALUES (999, 1, 1, 'out_of_turns', 3, 1)")
+    ],
+    "the tokens of a step are those of its attempts": [sql("INSERT INTO metrics VALUES (999, 1, 1, 'tokens', 11, 1)")],
+    "the mean rewards of a step are those of its attempts": [
+        sql("INSERT INTO metrics VALUES (999, 1, 1, 'reward/exact_match', 1.6, 1)")
+    ],
     "an attempt is sampled before it is trained": [sql(f"UPDATE fates SET step = 1 WHERE attempt_id = {the(4, 1)}")],
     "turns": [
         with_tokens(lambda tokens: tokens._replace(logprobs=tokens.logprobs[:-1])),
@@ -252,6 +266,8 @@ BROKEN: dict[str, list[Break]] = {
         sql(f"UPDATE outcomes SET start = x'00' WHERE attempt_id = {FIRST}"),
         sql(f"UPDATE outcomes SET newest_version = 2 WHERE attempt_id = {the(2, 0)}"),
         sql(f"UPDATE rewards SET value = '[0.5]' WHERE attempt_id = {FIRST} AND name = 'steps'"),
+        sql(f"UPDATE outcomes SET reward = 99 WHERE attempt_id = {FIRST}"),
+        sql(f"UPDATE fates SET credit = 99 WHERE attempt_id = {FIRST}"),
     ],
     "each reward is recorded once": [
         sql(

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -273,3 +274,22 @@ def test_attempts_of_one_run_differ_by_any_field(folder: Path) -> None:
     record(folder, *(AttemptStarted(attempt, "train", 0) for attempt in variants))
     with closing(RunReader(folder)) as reader:
         assert [event.attempt for event in reader.attempts()] == variants
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda folder: shutil.rmtree(folder), lambda folder: folder.rename(f"{folder}-moved")]
+)
+def test_a_run_whose_folder_is_gone_is_not_written_any_more(loss: Callable[[Path], object], folder: Path) -> None:
+    with closing(create_run(folder, {})) as writer:
+        asyncio.run(writer.record(LogEvent("before", "")))
+        loss(folder)
+        with pytest.raises(RunWriteError, match="was deleted or moved while the run was written"):
+            asyncio.run(writer.record(LogEvent("after", "")))
+
+
+def test_a_run_whose_database_was_replaced_is_not_written_any_more(folder: Path) -> None:
+    with closing(create_run(folder, {})) as writer:
+        shutil.copy(folder / "run.db", folder / "copy.db")
+        (folder / "copy.db").replace(folder / "run.db")
+        with pytest.raises(RunWriteError, match="was deleted or moved"):
+            asyncio.run(writer.record(LogEvent("after", "")))
