@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +13,9 @@ from typing import Any, Protocol
 
 import bm25s
 import numpy as np
+import regex
+from bm25s.stopwords import STOPWORDS_EN
+from bm25s.tokenization import Tokenized
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.files import build_once, read_records
@@ -73,33 +78,70 @@ class RetrievalError(AgentR1Error):
     """Raised if a retriever is not available. The message is one line."""
 
 
+# Words as a whole such as AT&T; single characters, except the s of Bruno's; and the ++ of C++.
+_WORD = regex.compile(r"\w\w+(?:&\w+)*|(?<!\w['\u2019])\w(?:&\w+)*|(?<=\w)[+#]+")
+# The words of scripts without spaces are single characters, with their marks, and pairs of neighbors.
+_SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
+_CHARACTER = regex.compile(_SPACELESS)
+_PAIR = regex.compile(rf"(?!\p{{M}}){_SPACELESS}{_SPACELESS}")
+_INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
+_STOP_WORDS = frozenset(STOPWORDS_EN)
+
+
+def _normalize(text: str) -> str:
+    # Equal for texts that a reader takes for equal: composed and decomposed letters, wide letters, ligatures, capitals.
+    return text.lower() if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
+
+
+def _words(text: str) -> list[str]:
+    normal = _normalize(text)
+    spaced, pairs = normal, []
+    if not normal.isascii():
+        spaced, pairs = _CHARACTER.sub(r" \g<0> ", normal), _PAIR.findall(normal, overlapped=True)
+    return [word for word in _WORD.findall(spaced) if word not in _STOP_WORDS] + pairs
+
+
 class BM25Index:
     """A BM25 index over titles and texts (Lucene's variant, k1 1.5, b 0.75, English stop words, no stemming).
 
-    Raises InvalidInput if the passages have no words other than stop words.
+    A passage whose title is the query comes first. Raises InvalidInput if the passages have no words other than stop
+    words.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = tuple(passages)
-        words = bm25s.tokenize([passage.indexed_text for passage in self.passages], show_progress=False)
-        if not words.vocab:
+        ids: defaultdict[str, int] = defaultdict()
+        ids.default_factory = ids.__len__
+        indexed = [[ids[word] for word in _words(passage.indexed_text)] for passage in self.passages]
+        if not ids:
             raise InvalidInput("corpus", got="passages without any word", do="give passages with text")
         self._index = bm25s.BM25()
-        self._index.index(words, show_progress=False)
+        self._index.index(Tokenized(indexed, dict(ids)), show_progress=False)
+        self._by_title: dict[str, list[int]] = {}
+        for index, passage in enumerate(self.passages):
+            self._by_title.setdefault(_title_key(passage.title), []).append(index)
 
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
-        """Return at most ``k`` passages for each query, best first; each contains a word of the query."""
-        words = bm25s.tokenize(list(queries), return_ids=False, show_progress=False)
-        return [tuple(self.passages[index] for index in self._best(query, k)) for query in words]
+        """Return at most ``k`` passages for each query, best first.
 
-    def _best(self, words: list[str], k: int) -> list[int]:
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
+        Each contains a word of the query, or has the query as its title.
+        """
+        return [tuple(self.passages[index] for index in self._best(query, k)) for query in queries]
+
+    def _best(self, query: str, k: int) -> list[int]:
+        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(_words(query)))
+        if titled := self._by_title.get(_title_key(query)):
+            scores[titled] += scores.max() + 1
         k = min(k, len(scores))
         # Sort all passages whose score is at least the k-th highest score. np.argpartition alone would select an
         # arbitrary passage among passages of equal score.
         threshold = np.partition(scores, -k)[-k]
         found = np.flatnonzero((scores >= threshold) & (scores > 0))
         return found[np.argsort(-scores[found], kind="stable")][:k].tolist()
+
+
+def _title_key(text: str) -> str:
+    return " ".join(_normalize(text).split())
 
 
 FORMAT = 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from benchmark_files import SHARED, real_data
@@ -16,8 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
-from agent_r1.retrieval import retriever as bm25
-from agent_r1.retrieval.retriever import NOTHING_FOUND, BM25Index, Passage, read_corpus, render, search_tool
+from agent_r1.retrieval.retriever import NOTHING_FOUND, BM25Index, Found, Passage, read_corpus, render, search_tool
 from agent_r1.tasksets.multihop.questions import read_questions
 from agent_r1.tools.function_tool import Tool
 
@@ -110,6 +111,85 @@ def test_a_corpus_without_words_is_refused(text: str) -> None:
         BM25Index([Passage(text, text)])
 
 
+NAMES = tuple(
+    Passage(title, f"{title}: {text}")
+    for title, text in {
+        "Apollo 8": "a flight around the Moon, long before Apollo 11",
+        "Apollo 9": "a flight around the Earth",
+        "C++": "a language of Stroustrup",
+        "C": "a language of Ritchie",
+        "C#": "a language of Hejlsberg",
+        "AT&T": "a firm of telephones in Texas",
+        "Q&A": "a film of Lumet",
+        "X": "a letter; malcolm was called so",
+        "Zoë": "she sails",
+        "Ångström": "a physicist of Uppsala",
+        "Straße": "a road in Bonn",
+        "\uff2e\uff28\uff2b": "radio of Tokyo",
+        "H₂O": "water",
+        "Donau\u00addampf": "ships of Vienna",
+        "東京タワー": "赤い塔です",
+        "京都市": "古い町です",
+        "แมวไทย": "สัตว์เลี้ยง",
+        "हिन्दी": "भाषा है",
+        "The Who": "a band of London",
+        "It": "a novel of King",
+        "!!!": "a band of Sacramento",
+    }.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "title"),
+    [
+        ("flight of Apollo 9", "Apollo 9"),
+        ("what is C++?", "C++"),
+        ("what is C#?", "C#"),
+        ("telephones by AT&T", "AT&T"),
+        ("is Q&A good", "Q&A"),
+        ("the letter x", "X"),
+        ("does Zoe\u0308 sail", "Zoë"),
+        ("of A\u030angstro\u0308m", "Ångström"),
+        ("a STRASSE", "Straße"),
+        ("the NHK", "\uff2e\uff28\uff2b"),
+        ("drink H2O", "H₂O"),
+        ("the Donaudampf", "Donau\u00addampf"),
+        ("東京はどこ", "東京タワー"),
+        ("町", "京都市"),
+        ("เลี้ยงแมว", "แมวไทย"),
+        ("के हिन्दी", "हिन्दी"),
+        ("It", "It"),
+        ("it ", "It"),
+        ("!!!", "!!!"),
+    ],
+)
+def test_every_word_that_a_reader_sees_is_found(query: str, title: str) -> None:
+    assert titles(BM25Index(NAMES), query, 1) == [title]
+
+
+def test_a_passage_whose_title_is_the_query_comes_first() -> None:
+    passages = [Passage("Ford", "a long page about many other things of Detroit"), Passage("Ford Ford", "Ford Ford")]
+    assert titles(BM25Index(passages), "Ford in Detroit") == ["Ford", "Ford Ford"]
+    assert titles(BM25Index(passages), " FORD\n") == ["Ford", "Ford Ford"]
+    assert titles(BM25Index(passages), "Ford Ford") == ["Ford Ford", "Ford"]
+    twice = [*passages, Passage("FORD", "Ford Ford Ford")]
+    assert titles(BM25Index(twice), "ford", 2) == ["FORD", "Ford"]
+
+
+def test_the_s_of_a_name_is_no_word() -> None:
+    passages = [Passage("Alba", "Bruno's hat, Carla's coat"), Passage("Model S", "It doesn't fly")]
+    assert titles(BM25Index(passages), "an S") == ["Model S"]
+
+
+@real_data
+def test_every_title_of_a_large_corpus_is_found_by_itself() -> None:
+    passages = read_corpus(SHARED / "real" / "corpus.jsonl")
+    index = BM25Index(passages)
+    some = random.Random(0).sample(passages, 2000)
+    found = index.search([passage.title for passage in some], 3)
+    assert [passage.title for passage, best in zip(some, found, strict=True) if passage not in best] == []
+
+
 # ---- the tool
 
 
@@ -132,16 +212,15 @@ def test_the_query_is_the_only_argument_of_the_tool() -> None:
     assert list(spec.parameters["properties"]) == ["query"]
 
 
-def test_concurrent_queries_are_searched_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_queries_are_searched_in_one_batch() -> None:
     batches = []
-    tokenize = bm25.bm25s.tokenize
-    index = BM25Index(PASSAGES)
 
-    def counting(texts: list[str], **options: object) -> object:
-        batches.append(len(texts))
-        return tokenize(texts, **options)
+    class Counting(BM25Index):
+        def search(self, queries: Sequence[str], k: int = 5) -> Found:
+            batches.append(len(queries))
+            return super().search(queries, k)
 
-    monkeypatch.setattr(bm25.bm25s, "tokenize", counting)
+    index = Counting(PASSAGES)
     queries = ["Alba", "king", "lake", "quantum"] * 5
     together = ask(search_tool(index), queries)
     assert batches == [20]
