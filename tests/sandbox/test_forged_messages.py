@@ -49,6 +49,17 @@ def test_such_a_message_does_reach_the_tests(sandbox: Sandbox) -> None:
     assert grade(sandbox, lying({"int": "0x1"}), "assert f() == 1") == Verdict(True)
 
 
+def test_a_forged_change_of_an_argument_is_not_applied_beside_a_result(sandbox: Sandbox) -> None:
+    forging = """import sys
+module = sys._getframe(1).f_globals
+send = module["send"]
+module["send"] = lambda connection, reply: send(connection, reply | {"left": [{"list": []}]})
+"""
+    assert grade(sandbox, f"{forging}def f(x): return []", "x = [3, 1]; assert f(x) == sorted(x)").passed is False
+    # Control: the forged change does reach tests that read the argument.
+    assert grade(sandbox, f"{forging}def f(x): return []", "x = [3, 1]; f(x); assert x == []") == Verdict(True)
+
+
 def test_objects_that_pretend_to_be_equal_lose_that() -> None:
     class Yes(int):
         def __eq__(self, other: object) -> bool:

@@ -81,6 +81,39 @@ def test_no_error_of_the_candidate_ends_a_loop_of_the_tests(sandbox: Sandbox, te
     assert grade(sandbox, f"def f(x): raise {error}", tests).passed is False
 
 
+@pytest.mark.parametrize(
+    ("source", "tests"),
+    [
+        ("x.sort()", "x = [3, 1, 2]; f(x); assert x == [1, 2, 3]"),
+        ("x.append(1); return x", "x = []\nfor _ in 'ab':\n    f(x)\nassert x == [1, 1]"),
+        ("x['k'][0] = 5", "x = {'k': [1], 'l': 2}; assert f(x) is None; assert x == {'k': [5], 'l': 2}"),
+        ("x.discard(2)", "x = {1, 2}; f(x=x); assert x == {1}"),
+        ("x.rotate()", "x = deque([1, 2], 2); f(x); assert x == deque([2, 1]) and x.maxlen == 2"),
+        ("x[0] = 66", "x = bytearray(b'a'); f(x); assert x == b'B'"),
+        ("x.update('ab')", "x = Counter('a'); f(x); assert x == {'a': 2, 'b': 1}"),
+        ("x[:] = [r[::-1] for r in zip(*x)]", "x = [[1, 2], [3, 4]]; y = x; f(x); assert y == [(3, 1), (4, 2)]"),
+    ],
+)
+def test_a_change_of_an_argument_in_place_is_seen_by_the_tests(sandbox: Sandbox, source: str, tests: str) -> None:
+    setup = "from collections import Counter, deque"
+    assert grade(sandbox, f"def f(x):\n    {source}", tests, setup=setup) == Verdict(True)
+    assert grade(sandbox, "def f(x): pass", tests, setup=setup).passed is False
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "x = [3, 1]; assert f(x) == sorted(x)",
+        "x = [3, 1]\ny = f(x)\nassert y == sorted(x)",
+        "x = {'a': 1}; assert list(f(x)) == list(x)",
+    ],
+)
+def test_a_candidate_cannot_empty_what_its_result_is_compared_with(sandbox: Sandbox, tests: str) -> None:
+    assert grade(sandbox, "def f(x): return sorted(x)", tests) == Verdict(True)
+    assert grade(sandbox, "def f(x): x.clear(); return []", tests).passed is False
+    assert grade(sandbox, "def f(x): x.clear()", tests).passed is False
+
+
 @pytest.mark.parametrize(("kind", "parent"), [("Own", "ValueError"), ("Further", "LookupError")])
 def test_an_exception_class_of_the_candidate_becomes_its_builtin_parent(
     sandbox: Sandbox, kind: str, parent: str

@@ -168,6 +168,23 @@ def test_an_unusual_row_is_a_valid_problem(
 
 
 @pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("import sys\ndef f(x): return sys.getsizeof(x)", "assert f((1, 'a', 2.5)) == sys.getsizeof((1, 'a', 2.5))"),
+        ("import cmath\ndef f(x): return x * cmath.pi", "assert f(2) == 2 * cmath.pi"),
+        ("from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == Counter('aab')"),
+        ("import re as r\ndef f(x): return x[:1]", "assert r.fullmatch('a', f('ab'))"),
+        ("import os.path\ndef f(x): return x + '/b'", "assert os.path.basename(f('a')) == 'b'"),
+        ("from math import *\ndef f(x): return x + 1", "assert f(floor(2.5)) == 3"),
+    ],
+)
+def test_tests_can_use_what_the_solution_imports(code: str, test: str, sandbox: Sandbox, rows_file: Any) -> None:
+    problem = only(rows_file(MBPP | {"code": code, "test_list": [test]}))
+    assert judged(sandbox, problem, code) == Verdict(True)
+    assert judged(sandbox, problem, "def f(x): return None").passed is False
+
+
+@pytest.mark.parametrize(
     ("source", "example"),
     [
         ("assert f([1]) == [2, 3]", Example("f([1])", "[2, 3]")),

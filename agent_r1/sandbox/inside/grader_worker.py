@@ -5,6 +5,9 @@ Arguments and results are sent as JSON. Plain values, dates and containers are s
 are sent by name. A result of any other type stays in the candidate's process, and only an index is sent. A result of a
 subclass of ``list`` is sent as a plain list, because a subclass can define an ``__eq__`` that is always true. Each
 process creates the received values itself, from a fixed list of types.
+
+The candidate gets copies. If it changes a list or another container in place, the tests see the change only if the call
+returns None or if its result is not used. Otherwise ``assert f(x) == sorted(x)`` would pass if the candidate emptied x.
 """
 
 import builtins
@@ -325,6 +328,9 @@ def serve(connection: int, source: str) -> None:
             keywords = {name: run_deep(decode, arg, kept.__getitem__) for name, arg in request["keywords"].items()}
             returned = names[request["name"]](*args, **keywords)
             reply: dict[str, Any] = {"returned": run_deep(encode, returned, keep)}
+            if returned is None or request["in_place"]:
+                values = [*args, *keywords.values()]
+                reply["left"] = [run_deep(encode, value, keep) if type(value) in FILL else None for value in values]
         except Exception as error:
             reply = {"raised": [kind.__name__ for kind in type(error).__mro__], "message": str(error)[:1000]}
         send(connection, reply)
@@ -350,26 +356,58 @@ def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], n
             os.write(2, f"{nonce} {error}".encode("utf-8", "replace"))
             os._exit(1)  # the tests could catch an exception
 
-    def remote(name: str) -> Callable[..., Any]:
+    def remote(name: str, in_place: bool) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
             called.append(name)
-            encoded = {key: encode_argument(arg) for key, arg in keywords.items()}
-            send(connection, {"name": name, "args": [encode_argument(arg) for arg in args], "keywords": encoded})
+            encoded = [encode_argument(arg) for arg in args], {k: encode_argument(arg) for k, arg in keywords.items()}
+            send(connection, {"name": name, "args": encoded[0], "keywords": encoded[1], "in_place": in_place})
             reply = receive(connection)
             if "raised" in reply:
                 raise make_exception(reply)
-            return run_deep(decode, reply["returned"], refuse)
+            returned = run_deep(decode, reply["returned"], refuse)
+            if returned is None or in_place:  # checked here, because the candidate can write any reply
+                for value, left in zip((*args, *keywords.values()), reply["left"], strict=True):
+                    put_back(value, run_deep(decode, left, refuse))
+            return returned
 
         return call
 
-    remotes = {name: remote(name) for name in calls}
+    remotes = {name: remote(name, False) for name in calls} | {name + UNUSED: remote(name, True) for name in calls}
     names: dict[str, Any] = {"__name__": "tests"} | remotes
     exec(compile(setup, "setup.py", "exec", dont_inherit=True), names)
     names.update(remotes)  # the setup can define other functions with the same names
-    exec(compile(tests, "tests.py", "exec", dont_inherit=True), names)
+    exec(compile(mark_unused(tests, calls), "tests.py", "exec", dont_inherit=True), names)
     if not called:
         raise RuntimeError("the tests called nothing of the candidate's")
     os.write(2, nonce.encode())
+
+
+FILL: dict[Any, Callable[[Any, Any], Any]] = {
+    **{kind: kind.extend for kind in (list, deque, bytearray)},
+    **{kind: kind.update for kind in (dict, set, OrderedDict)},
+    **dict.fromkeys((defaultdict, Counter), dict.update),
+}
+"""The types that a function can change in place, each with the method that fills an empty one."""
+
+
+def put_back(value: Any, left: Any) -> None:
+    """Give a container of the tests the content that the candidate left in its copy."""
+    if type(value) in FILL and type(left) is type(value):
+        value.clear()
+        FILL[type(value)](value, left)
+
+
+UNUSED = " (result unused)"  # no name in Python source contains a space
+
+
+def mark_unused(tests: str, calls: tuple[str, ...]) -> Any:
+    """Return the tests as a syntax tree in which ``f(x)``, as a statement, calls the function named "f" + UNUSED."""
+    ast = import_module("ast")
+    tree = ast.parse(tests, "tests.py")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            node.value.func.id += UNUSED if node.value.func.id in calls else ""
+    return tree
 
 
 ENDS_LOOPS = (StopIteration, StopAsyncIteration)

@@ -22,6 +22,7 @@ from agent_r1.tasksets.code.source import (
     example_from_assertion,
     examples_from_docstring,
     imported_packages,
+    imports_of,
     parse_source,
     used_names,
 )
@@ -175,11 +176,14 @@ def _mbpp(row: JsonRecord) -> Problem:
     solution = _source(row, "code")
     setup = "\n".join([*_texts(row, "test_imports"), _source(row, "test_setup_code")]).strip()
     written = defined_names(solution)
+    read = used_names("\n".join(tests))
+    # The benchmark runs solution and tests in one process: the tests can use what the solution imports.
+    imports = imports_of(solution, read)
     if written & used_names(setup):  # the setup code uses names that the solution defines
-        after, shown = setup, tuple(sorted(assigned_names(setup) & used_names("\n".join(tests))))
-        exam = Exam(_named(written, tests), "\n".join(tests), after=after, handed=shown)
+        shown = tuple(sorted(assigned_names(setup) & read))
+        exam = Exam(_named(written, tests), "\n".join(tests), imports, after=setup, handed=shown)
     else:
-        exam = Exam(_named(written, tests), "\n".join(tests), setup=setup)
+        exam = Exam(_named(written, tests), "\n".join(tests), f"{imports}\n{setup}".strip())
     if not exam.calls:
         raise row.error("tests that call nothing of the code", "fix that row")
     request = row.get_text("text", "prompt")

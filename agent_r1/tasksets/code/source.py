@@ -43,6 +43,22 @@ def imported_packages(source: str) -> set[str]:
     return {name.split(".")[0] for name in plain | named}
 
 
+def imports_of(source: str, names: set[str]) -> str:
+    """Return the imports at the top level of the source that bind one of the names, as source.
+
+    Example:
+        >>> imports_of("import math, sys\\nfrom re import sub as replace", {"sys", "replace"})
+        'import sys\\nfrom re import sub as replace'
+    """
+    found = []
+    for node in parse_source(source).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound = [each for each in node.names if (each.asname or each.name).split(".")[0] in names | {"*"}]
+            node.names = bound
+            found += [ast.unparse(node)] if bound else []
+    return "\n".join(found)
+
+
 def _names(source: str, context: type[ast.expr_context]) -> Iterator[str]:
     for node in ast.walk(parse_source(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, context):
