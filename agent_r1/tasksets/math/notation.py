@@ -32,7 +32,7 @@ _SYNONYMS = {
     r"\theta ": "theta θ",
     r"^\circ ": "degree ° º ˚ ∘",
     r"\frac": "frac dfrac tfrac cfrac",
-    r"\text": "text textbf textit textrm textnormal mathrm mathbf mathit mathsf mbox",
+    r"\text": "text textbf textit textrm textnormal mathrm mathbf mathit mathsf boldsymbol bm mbox",
     r"\{": "lbrace",
     r"\}": "rbrace",
     "[": "lbrack",
@@ -59,7 +59,7 @@ _AFTER = re.compile(r"[.,;\s]+$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|%)\s*\}|percent)$")
 _BETWEEN = re.compile(r"(?:\s*,)?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s,])(?:and|or)\s)\s*")
 _WRAPPED = re.compile(r"\\text\s*\{([^{}]*)\}")
-_WRAPPED_DIGITS = re.compile(r"\\text\s*\{\s*(\w*\d\w*)\s*\}")
+_WRAPPED_MATH = re.compile(r"\\text\s*\{\s*(\w*\d\w*|[ie$%])\s*\}")
 _DIGITS_APART = re.compile(r"(?<=\d)(,?)(?:\\[,!;: ]|\{,\}|~)\s*(?=\d)")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?")
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
@@ -69,7 +69,9 @@ _WITH_UNIT = re.compile(
 _WITH_SHORT_UNIT = re.compile(
     rf"(?P<number>{_NUMBER})(?:cm|mm|km|ft|in|kg|mg|ml|lbs?|oz|hrs?|mph|kph)(?:\^\{{?[23]\}}?)?"
 )
-_WRAPPED_UNIT = re.compile(r"(?<=\S)\s*(?:\\text\s*\{(?P<unit>[^{}\d]*)\}\s*(?:\^\s*(?:[23]|\{[23]\}))?[\s/.]*)+$")
+_WRAPPED_UNIT = re.compile(
+    r"(?<=\S)\s*(?:\\text\s*\{(?P<unit>[^{}\d]*)\}\s*(?:\^\s*(?:[23]|\{[23]\}))?(?:[\s/.]|\\cdot )*)+$"
+)
 _SHORT_UNIT = re.compile("cm|mm|km|ft|in|kg|mg|ml|mi|lb|lbs|oz|hr|hrs|mph|kph|m|s|g|h|l")
 _NO_UNIT = re.compile(
     "am|pm|and|or|not|plus|minus|times|over|squared|cubed|percent|half|hundred"
@@ -114,8 +116,8 @@ def canonical(text: str) -> str:
     text = "".join(_as_ascii(kind, "".join(run)) for kind, run in groupby(text, _script))
     text = _COMMAND.sub(lambda found: _CANONICAL.get(found[1], found[0]), text)
     text = text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
-    text = _IMAGINARY.sub(" i", text)
-    return _WRAPPED_DIGITS.sub(r"\1", _EMPTY_SET.sub(r"\\emptyset ", text))
+    text = _WRAPPED_MATH.sub(r"\1", _EMPTY_SET.sub(r"\\emptyset ", text))
+    return _IMAGINARY.sub(" i", text)
 
 
 def _script(character: str) -> str:
@@ -242,7 +244,7 @@ _BASED = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?P<base>\d+)\}?")
 _NAMED = re.compile(r"\\(sum|prod|int|lim|gcd|lcm|binom|min|max|pmod|bmod|mod|lfloor|lceil|det)(?![a-zA-Z])")
 _PLAIN_NAMED = re.compile(r"(?<![a-zA-Z\\])(gcd|lcm|min|max|floor|ceil|binom)\s*\(")
 _FUNCTION = re.compile(r"\\?(log|ln|lg|exp|sin|cos|tan|cot|sec|csc|sqrt)(?![a-zA-Z])|\|(?=.*\|)")
-_SCALE = re.compile(r"(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{-?\d+\}|\d)")
+_SCALE = re.compile(r"(?:^-?|\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{-?\d+\}|\d)")
 _TERM = r"(?:\d+(?:\.\d+)?|\\frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
 _ARITHMETIC = re.compile(
     rf"(?<![\w^.]){_TERM}\s*(?:[-+*]|\\cdot|\\times|\\div)\s*[-(]*{_TERM}(?!\s*(?:[\w.^]|\\(?:sqrt|pi|cdot)))"
