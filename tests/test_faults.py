@@ -10,9 +10,9 @@ from preloaded import run_python
 
 ROOT = Path(__file__).parents[1]
 
-CHEAP = ["T1", "T4", "T5a", "T6", "T9a", "T14", "T17", "T20"]
-"""The cases that take a few seconds each. Crashes in a save are also in ``training/test_checkpoint_faults.py``, resumed
-runs in ``training/test_resume.py``, and broken tools in ``training/test_broken_tools.py``."""
+CHEAP = ["T1", "T5b"]
+"""A killed run and a second process. Crashes in a save are also in ``training/test_checkpoint_faults.py``, resumed runs
+in ``training/test_resume.py``, and signals in ``training/test_shutdown.py``."""
 
 
 NEEDS_STRACE = pytest.mark.skipif(

@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parent / "faults" / "soak.py"
 
 
 def soak(*options: str) -> CompletedProcess[str]:
-    return run_python(str(SCRIPT), "--steps", "3", "--groups", "2", "--patient", *options)
+    return run_python(str(SCRIPT), "--steps", "2", "--groups", "2", "--patient", *options)
 
 
 def test_a_run_with_random_faults_and_a_stop_stays_valid_and_leaks_nothing() -> None:

@@ -3,7 +3,7 @@
     make faults                                 the whole table (an hour on two cores)
     python tests/faults --short            a few injections of each case (minutes)
     python tests/faults --smoke            one injection of each case, no controls (as in make test)
-    python tests/faults --only crashes T12
+    python tests/faults --only T1 T5a
 
 Exit code 1 if a property does not hold, too few faults happened, or a control was not detected for its own reason.
 """
@@ -14,37 +14,29 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from changed_database import CHANGED_DATABASE
 from failing_disks import DISKS
-from failing_engines import ENGINE_FAILURES
-from failing_services import FAILURES
 from fault_case import Case, Control, Outcome, Size
-from hostile_numbers import NUMBERS
-from hostile_tools import HOSTILE_TOOLS
 from kill_histories import outcome_of
 from killed_rollouts import KILLED_AHEAD
 from killed_saving import KILLED_SAVING
 from killed_system_calls import KILLED_CALLS
 from killed_training import KILLED_AFTER_STEPS, KILLED_ANYWHERE
-from numeric_agreement import NUMERIC_AGREEMENT
 from processes import Child
 from rich.console import Console
 from rich.table import Table
 from shutdown_signals import SIGNALLED
 from two_processes import SECOND_PROCESS
 
-FAMILIES: Mapping[str, tuple[Case, ...]] = {
-    "crashes": (
-        *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS, CHANGED_DATABASE),
-        *(SECOND_PROCESS, KILLED_AFTER_STEPS, SIGNALLED),
-    ),
-    "failures": (*HOSTILE_TOOLS, *FAILURES, *ENGINE_FAILURES, *NUMBERS, *NUMERIC_AGREEMENT),
-}
-"""Faults of a run's process and disk, and faults inside a run."""
+FAULTS: tuple[Case, ...] = (
+    *(KILLED_ANYWHERE, KILLED_AHEAD, KILLED_SAVING, KILLED_CALLS, *DISKS, CHANGED_DATABASE),
+    *(SECOND_PROCESS, KILLED_AFTER_STEPS, SIGNALLED),
+)
+"""Faults of a run's process and disk. Parts of a run that fail are in the tests of their rooms, and in soak.py."""
 
 
 def _number(case: Case) -> tuple[int, str]:
@@ -52,16 +44,7 @@ def _number(case: Case) -> tuple[int, str]:
     return (int(found.group(1)) if found else 99, case.name)
 
 
-CASES: tuple[Case, ...] = tuple(sorted((case for cases in FAMILIES.values() for case in cases), key=_number))
-
-ELSEWHERE: Mapping[str, str] = {
-    "T13 templates that rewrite earlier messages": "tests/renderers",
-    "T19 an endpoint's clients that leave or repeat": "with the endpoint",
-    "T21 parallel starts, ports": "with the endpoint and the viewer",
-    "T24 programs that attack the sandbox": "tests/sandbox, python -m tests.sandbox.escapes",
-    "T25 pages and endpoints under attack": "with the viewer",
-}
-"""Rows of the plan that are tested elsewhere, or come with the feature that they are about."""
+CASES: tuple[Case, ...] = tuple(sorted(FAULTS, key=_number))
 
 MAX_LINES = 5
 """Violations that are printed per case."""
@@ -125,7 +108,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python tests/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[*FAMILIES, *(case.name for case in CASES)], nargs="+", default=[*FAMILIES])
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_const", dest="form", const="short", default="full")
     form.add_argument("--smoke", action="store_const", dest="form", const="smoke")
@@ -135,11 +119,10 @@ def main() -> None:
     torch.set_num_threads(1)
     table = Table("", "injected", "fired", "must hold", "result", "control", "seconds")
     results = []
-    selected = {case.name for family in options.only for case in FAMILIES.get(family, ())} | {*options.only}
     for case in CASES:
-        if case.name in selected and (hindrance := case.hindrance()) is not None:
+        if case.name in options.only and (hindrance := case.hindrance()) is not None:
             print(f"{case.name}: not run: {hindrance}", flush=True)
-        elif case.name in selected:
+        elif case.name in options.only:
             results.append(result_of(case, options.form, options.seed, options.jobs))
             table.add_row(*row_of(results[-1]))
             verdict = "good" if results[-1].is_good else "BAD"
@@ -147,8 +130,6 @@ def main() -> None:
             for line in results[-1].outcome.violations[:MAX_LINES]:
                 print(f"{case.name}: {line}", file=sys.stderr, flush=True)
     Console(width=140).print(table)
-    for row, place in ELSEWHERE.items():
-        print(f"elsewhere: {row}: {place}")
     print(f"seed {options.seed}; without a failure in n, the true rate is below 3/n with 95 % confidence")
     sys.exit(not all(result.is_good for result in results))
 
