@@ -84,11 +84,3 @@ def test_an_interrupt_in_a_notebook_stops_the_run_and_saves_its_last_step(tmp_pa
 def test_a_wrong_argument_is_one_line(arguments: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Trainer(ENV, **{"tasks": TASKS, **arguments})
-
-
-def test_an_exception_of_a_callback_stops_the_run(tmp_path: Path) -> None:
-    def fail(report: StepReport) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        agent_r1.train(ENV, TASKS, run=str(tmp_path / "run"), callbacks=[fail], **SMALL)

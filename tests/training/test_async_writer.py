@@ -2,14 +2,13 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 from checkpointing import snapshot_of
 from transformers import PreTrainedModel
 
-from agent_r1.core.events import CheckpointSaved, Event
+from agent_r1.core.events import Event
 from agent_r1.training.checkpoint_files import CheckpointError, Snapshot
 from agent_r1.training.checkpoint_manager import AsyncCheckpointWriter
 
@@ -41,26 +40,6 @@ def test_the_event_loop_is_not_blocked_by_a_save(snapshot: Snapshot) -> None:
 
     asyncio.run(training())
     assert may_end.is_set()
-
-
-def test_wait_returns_when_no_save_is_running(snapshot: Snapshot) -> None:
-    ended: list[Snapshot] = []
-    recorder = MemoryRecorder()
-
-    def slow(given: Snapshot) -> None:
-        time.sleep(0.1)
-        ended.append(given)
-
-    async def training() -> None:
-        writer = AsyncCheckpointWriter(slow, recorder)
-        await writer.wait()
-        for count in (1, 2):
-            writer.start(snapshot)
-            await writer.wait()
-            assert len(ended) == count == len(recorder.events)
-
-    asyncio.run(training())
-    assert ended == [snapshot, snapshot] and recorder.events == [CheckpointSaved(1), CheckpointSaved(1)]
 
 
 def full(_: Snapshot) -> None:

@@ -123,7 +123,6 @@ def test_commands_are_not_sent_to_the_model(agent: Path, talk: Talk, monkeypatch
     ("arguments", "question"),
     [
         ((), "A question of task one, whose data the tools use:\nWhat is the capital of Alaban?"),
-        (("--number", "1"), "A question of task two, whose data the tools use:\nWhat is the capital of Bruno?"),
         (("4.0",), "A question of task two, whose data the tools use:\nWhat is the capital of Bruno?"),
         (("best",), "A question of task one, whose data the tools use:\nWhat is the capital of Alaban?"),
     ],
@@ -137,25 +136,12 @@ def test_the_question_of_the_chosen_task_is_printed(
     assert (code, err) == (0, "") and question in out
 
 
-def test_a_model_alone_has_no_tools(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch)
-    code, out, _ = talk("/tools", arguments=("tiny-base",))
-    assert code == 0 and "no tools" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (("nothing",), "model: got nothing"),
         (("tiny-base", "none.py"), "FILE.py: got none.py, which is not a file"),
-        (("tiny-base", "agent.py", "--number", "5"), "--number: got 5; give one below 2"),
-        (
-            ("tiny-base", "agent.py", "--temperature", "-1"),
-            "Invalid value for '--temperature': -1.0 is not in the range",
-        ),
         (("tiny-base", "agent.py", "--checkpoint", "newest"), "--checkpoint: got newest, and runs/tiny-base is no run"),
-        (("tiny-base", "--taskset", "tinywki"), "did you mean 'tinywiki'?"),
-        (("tiny-base", "worst"), "attempt: got worst, and runs/tiny-base is no run"),
         (("tiny-base", "agent.py", "worst"), "attempt: got worst, and runs/tiny-base is no run"),
         (("demo", "agent.py", "7.7"), "attempt: got '7.7', which is no attempt of runs/demo"),
         (("demo", "agent.py", "8.0"), "attempt: got its task three, which agent has not in train"),

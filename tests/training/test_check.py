@@ -1,7 +1,7 @@
 """Checking a task set: solutions are played in its environment, and unexpected results are listed."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, Responder, TaskSet, script, tool_call
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
@@ -61,19 +61,9 @@ def reasons(found: CheckReport) -> set[str]:
     return {failure.reason for failure in found.failures}
 
 
-def with_gold(*acts: Responder) -> Callable[[Task], ReferenceSolutions]:
-    gold = tuple(ReferenceSolution(f"gold {place}", act) for place, act in enumerate(acts))
-    return lambda task: replace(solutions(task), gold=gold)
-
-
 def test_a_solution_may_depend_on_the_conversation_and_any_text_is_preserved() -> None:
     found = checked(taskset())
     assert found.passed and (found.gold.passed, found.wrong.passed) == (4, 4)  # train and test
-
-
-def test_a_broken_tool_is_detected() -> None:
-    broken = replace(look_up, function=lambda title: "another page")
-    assert reasons(checked(taskset(env=ToolEnv([broken])))) == {"gold, but earned exact_match 0 of 1"}
 
 
 def test_a_wrong_solution_that_earns_the_rewards_is_detected() -> None:
@@ -86,11 +76,6 @@ def test_a_wrong_solution_that_earns_the_rewards_is_detected() -> None:
         ("Alba", "too good"),
         ("Corin", "too good"),
     }
-
-
-def test_a_solution_that_ends_before_the_episode_fails() -> None:
-    (reason,) = reasons(checked(taskset(solutions=with_gold(script(tool_call("look_up", title="Alba"))))))
-    assert "engine_failed" in reason and "the script has 1 turns" in reason
 
 
 def test_a_wrong_solution_that_could_not_be_scored_fails() -> None:
@@ -111,12 +96,6 @@ def test_process_rewards_can_be_expected() -> None:
     more = {"exact_match": 1.0, "found": 2.0}
     found = checked(taskset(env=env, solutions=lambda task: replace(solutions(task), expected_rewards=more)))
     assert reasons(found) == {"gold, but earned found 1 of 2"}
-
-
-def test_an_unknown_reward_name_is_reported() -> None:
-    found = checked(taskset(solutions=lambda task: replace(solutions(task), expected_rewards={"exact_mtach": 1.0})))
-    reason = "gold, but earned exact_mtach 0 of 1 (no reward exact_mtach was given; there are: exact_match)"
-    assert reasons(found) == {reason}
 
 
 @pytest.mark.parametrize(
@@ -145,10 +124,6 @@ def test_an_exception_while_creating_solutions_names_the_task() -> None:
         ([1], "it returned an object of type list, not ReferenceSolutions"),
         (ReferenceSolutions((1,), (NOTHING,), {"exact_match": 1.0}), "1 is not a ReferenceSolution"),  # type: ignore[arg-type]
         (ReferenceSolutions((NOTHING,), (NOTHING,), ["exact_match"]), "expected_rewards is ['exact_match']"),  # type: ignore[arg-type]
-        (
-            ReferenceSolutions((NOTHING,), (NOTHING,), {"exact_match": "all"}),
-            "expected_rewards is {'exact_match': 'all'}",
-        ),  # type: ignore[dict-item]
     ],
 )
 def test_invalid_solutions_name_the_task(given: object, error: str) -> None:

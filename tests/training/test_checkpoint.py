@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpointing import TEMPLATE, make_model, monitor_state_of, snapshot_of
+from checkpointing import TEMPLATE, make_model, snapshot_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -48,22 +48,12 @@ def test_transformers_loads_a_saved_model_with_its_template(
     assert again("alba bruno").input_ids == [1, 2]
 
 
-def test_a_checkpoint_contains_what_was_saved(save: Callable[..., Path], holds: Callable[[Path], bool]) -> None:
-    assert save(3).name == "step-3" and holds(save(3))
-
-
 def test_the_progress_is_restored(
     save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     best = BestStep(1, 0.1 + 0.2)
     assert load_checkpoint(save(3, best), model, tokenizer).progress == TrainProgress(3, best=best)
     assert load_checkpoint(save(4), model, tokenizer).progress == TrainProgress(4)
-
-
-def test_the_state_of_the_monitor_is_restored(
-    save: Callable[..., Path], model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    assert load_checkpoint(save(3), model, tokenizer).monitor == monitor_state_of(3)
 
 
 def test_tied_weights_stay_tied_and_are_written_once(
@@ -110,10 +100,8 @@ def flip(file: Path) -> None:
 CORRUPTIONS: dict[str, Callable[[Path], object]] = {
     "holds a trainer.safetensors that has changed": lambda folder: flip(folder / "trainer.safetensors"),
     "holds a model.safetensors that has changed": lambda folder: (folder / "model.safetensors").write_bytes(b"short"),
-    "lacks config.json": lambda folder: (folder / "config.json").unlink(),
     "holds pytorch_model.bin, which is not in its": lambda folder: (folder / "pytorch_model.bin").write_bytes(b"code"),
     "no readable manifest: FileNotFoundError": lambda folder: (folder / "manifest.json").unlink(),
-    "no readable manifest: JSONDecodeError": lambda folder: (folder / "manifest.json").write_text("{", "utf-8"),
     "no readable manifest: KeyError": lambda folder: (folder / "manifest.json").write_text("{}", "utf-8"),
     "no readable manifest: TypeError": lambda folder: edit(folder, extra=1),
 }
@@ -141,7 +129,7 @@ def test_a_corrupt_checkpoint_is_reported_and_never_loaded(
     assert found.folder == older and skipped.folder == newer and problem in skipped.reason
 
 
-@pytest.mark.parametrize(("other", "age"), [(MANIFEST_FORMAT - 1, "older"), (MANIFEST_FORMAT + 1, "newer")])
+@pytest.mark.parametrize(("other", "age"), [(MANIFEST_FORMAT + 1, "newer")])
 def test_a_checkpoint_of_another_format_is_refused_not_skipped(
     other: int, age: str, save: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -149,13 +137,6 @@ def test_a_checkpoint_of_another_format_is_refused_not_skipped(
     edit(save(2), format=other)
     with pytest.raises(InvalidInput, match=f"step-2 of format {other}, which is {age}; use the agent-r1 that wrote it"):
         find_latest_checkpoint(tmp_path)
-
-
-def test_a_checkpoint_of_another_format_is_removed_like_others(save: Callable[..., Path], tmp_path: Path) -> None:
-    save(1)
-    edit(save(2), format=MANIFEST_FORMAT + 1)
-    save(3)
-    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-3", "step-1"]
 
 
 def test_hidden_files_are_ignored(save: Callable[..., Path], tmp_path: Path, holds: Callable[[Path], bool]) -> None:
@@ -226,12 +207,6 @@ def test_a_changed_bit_of_any_file_is_detected(save: Callable[..., Path]) -> Non
     assert check_manifest(folder)
 
 
-def test_the_newest_two_are_kept(save: Callable[..., Path], tmp_path: Path) -> None:
-    for step in (2, 5, 10, 100):
-        save(step)
-    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["step-100", "step-10"]
-
-
 def test_a_corrupt_checkpoint_does_not_count_as_kept(save: Callable[..., Path], tmp_path: Path) -> None:
     save(1)
     (save(2) / "model.safetensors").write_bytes(b"short")
@@ -253,14 +228,6 @@ def test_a_checkpoint_replaces_a_corrupt_one(
 ) -> None:
     flip(save(2) / "model.safetensors")
     assert holds(save(2)) and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
-
-
-def test_a_model_replaces_an_older_one(
-    tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    save_model(tmp_path, model, tokenizer)
-    save_model(tmp_path, make_model(), tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_model_of_a_run_is_the_final_one_or_the_newest_intact_checkpoint(

@@ -13,7 +13,6 @@ from agent_r1.tasksets import build
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.evaluate import Method, env_for_method, evaluate
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import with_splits
 
 SMALL = {"model": "tiny-base", "n": 2, "context": 512, "max_tokens": 32}
 
@@ -31,10 +30,6 @@ def test_the_table_has_the_columns_that_are_asked_for(taskset: TaskSet) -> None:
 def test_a_column_that_does_not_exist_is_refused(taskset: TaskSet) -> None:
     with pytest.raises(InvalidInput, match="got style-z"):
         evaluate(EvalConfig(splits=("style-z",), **SMALL), taskset, SilentProgress())
-
-
-def test_without_any_the_world_names_its_columns(taskset: TaskSet) -> None:
-    assert with_splits(taskset, ()) is taskset
 
 
 def test_an_agent_is_tried_in_the_variants_environment_and_a_baseline_in_its_own(taskset: TaskSet) -> None:

@@ -35,11 +35,6 @@ def test_a_mistake_in_the_defaults_is_reported_in_training_and_in_evaluation() -
             resolve_config(config, [], taskset(**{"trainer.lr": 1e-3}))
 
 
-def test_a_model_is_required() -> None:
-    with pytest.raises(InvalidInput, match="model: got nothing; give --model"):
-        resolve_config(TrainConfig, [], taskset())
-
-
 @pytest.mark.parametrize("key", ["steps", "groups_per_step", "group_size", "max_tokens", "temperature", "threads"])
 def test_zero_is_refused(key: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{key} "):

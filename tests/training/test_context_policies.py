@@ -33,7 +33,6 @@ from agent_r1.trainer.forward_backward import ModelSet
 from agent_r1.trainer.updater import Trained
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
-from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 
@@ -187,41 +186,6 @@ def trained_once(batch):
     return torch.equal(places.sort().values, torch.arange(len(batch.ids)))
 
 
-@pytest.mark.parametrize("name", ["window", "summary"])
-def test_control_training_on_repeated_tokens_is_detected(model, groups_by_policy, name):
-    groups = groups_by_policy(name)
-    again = [repeating(t) for t in forked(groups)]
-    assert sum(len(turn.action_ids) for t in again for turn in t.turns) > sum(
-        len(turn.action_ids) for t in forked(groups) for turn in t.turns
-    )
-    batch = assemble_batch(
-        select_trainable([replace(groups[0], trajectories=tuple(again))], {}).samples, pack_prefix_tree
-    )
-    said = ModelSet(model, TEMPERATURE, 4096).logprobs(batch)
-    assert float((said - batch.sampler_logprobs).abs().max()) > 1e-3
-
-
-def repeating(trajectory):
-    """The trajectory, where a new branch takes the policy's last words in it for actions once more."""
-    turns = []
-    for turn in trajectory.turns:
-        before = trajectory.turns[turn.index - 1]
-        words = before.action_ids[:-1]
-        ends = [place for place in range(len(turn.new_ids)) if turn.new_ids[place : place + len(words)] == words]
-        if turn.index and turn.parent is None and ends and words:
-            start, rest = ends[-1], turn.new_ids[ends[-1] :]
-            told = (*before.logprobs[:-1], *[-1.0] * (len(rest) - len(words)))
-            turn = replace(
-                turn,
-                new_ids=turn.new_ids[:start],
-                action_ids=rest + turn.action_ids,
-                logprobs=told + turn.logprobs,
-                call_ends=(),
-            )
-        turns.append(turn)
-    return replace(trajectory, turns=tuple(turns))
-
-
 def test_summaries_are_trained_but_do_not_count_as_answers(groups_by_policy):
     groups = groups_by_policy("summary")
     summed = [t for t in forked(groups) if any(turn.kind == "summary" for turn in t.turns)]
@@ -234,7 +198,7 @@ def test_summaries_are_trained_but_do_not_count_as_answers(groups_by_policy):
         assert len(trajectory.env_turns) == kinds.count("act")
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "gigpo"])
+@pytest.mark.parametrize("name", ["ppo", "gigpo"])
 def test_an_update_accepts_trajectories_with_branches(model, groups_by_policy, name):
     report = update(make_updater(copy.deepcopy(model), name, temperature=TEMPERATURE), groups_by_policy("summary"))
     assert report.metrics["logprob_gap"] < 1e-5
@@ -249,19 +213,6 @@ def test_the_outcome_reward_reaches_every_branch_and_summary(groups_by_policy):
         last = batch.last_tokens[batch.turn_trajectory[number]]
         assert (advantage[batch.token_turn == number] == advantage[last]).all()
         assert turn.kind == "act" or advantage[last] != 0
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_no_context_exceeds_the_limit(taskset, name):
-    config = config_of(taskset, context_policy=POLICIES[name], context=150, max_tokens=24)
-    policy = load_policy(config, taskset)
-    engine = TorchEngine(policy.model, policy.context_length)
-    method = Method("test", policy.agent(engine, config, TEMPERATURE), taskset.env)
-    groups = asyncio.run(attempts(method, taskset.scorers, taskset.tasks("train")[:4], 2, RolloutLimits()))
-    for trajectory in (t for group in groups for t in group.trajectories):
-        assert trajectory.status in ("completed", "out_of_turns", "out_of_tokens")
-        for turn in trajectory.turns:
-            assert len(trajectory.prompt_ids(turn) + turn.action_ids) <= 150
 
 
 @pytest.mark.parametrize("name", ["window", "summary"])
@@ -287,7 +238,6 @@ def test_a_run_with_a_context_policy_trains_and_is_recorded(taskset, tmp_path, n
         ),
         ({"context_policy": {"keep_turns": 9}}, "context_policy.keep_turns has no effect with the policy append"),
         ({"context_policy": {"name": "window"}, "algorithm": "echo"}, "use --context_policy.name append"),
-        ({"tool_format": "herms"}, "tool_format: got 'herms'; choose from auto, hermes"),
         ({"tool_format": "glm"}, "cannot be read back as glm calls; give --tool_format tags"),
     ],
 )

@@ -112,10 +112,6 @@ def test_the_likeliest_attempt_has_the_highest_mean_log_probability_of_a_token()
     assert sampled_cell([[attempt(em=0.0), short]], 2).likeliest == 0.0  # an attempt without tokens is the least likely
 
 
-def test_without_answers_there_is_no_majority() -> None:
-    assert sampled_cell([[attempt(-0.1, em=1.0), attempt(-0.2, em=0.0)]], 1).majority is None
-
-
 @given(st.lists(st.sampled_from(["x", "y", "the X", None]), min_size=1))
 def test_the_majority_scores_what_its_answer_scores(answers: list[str | None]) -> None:
     scores = [float(answer in ("x", "the X")) for answer in answers]

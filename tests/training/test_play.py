@@ -7,13 +7,11 @@ import json
 import os
 import pty
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -27,8 +25,6 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
 from agent_r1.training.chat import PlayResult, format_signature, parse_line, play
-
-ROOT = Path(__file__).parents[2]
 
 
 @tool
@@ -94,34 +90,18 @@ def test_the_right_answer_comes_from_the_task_or_a_gold_solution(typed: Callable
     assert broken.answers == ()
 
 
-def test_a_wrong_answer_is_scored_as_wrong(typed: Callable) -> None:
-    assert typed("<answer>Corin</answer>")[0].rewards == {"exact_match": 0.0}
-
-
 @pytest.mark.parametrize(
     ("line", "feedback"),
     [
         ('/look_up {"title": "town', "The tool call could not be read and was not run"),
         ('/lookup {"title": "town"}', "There is no tool 'lookup'. Did you mean 'look_up'?"),
         ('/look_up {"name": "town"}', "look_up was not run. Wrong arguments"),
-        ("add 1", "add was not run. Wrong arguments"),
-        ("<tool_call>\nnonsense</tool_call>", "The tool call could not be read and was not run"),
     ],
 )
 def test_a_malformed_call_gets_the_same_feedback_as_a_policys(typed: Callable, line: str, feedback: str) -> None:
-    played, shown = typed(line.replace("\n", "\\\n"), '/add {"a": 1, "b": 2}', "<answer>Bruno</answer>")
+    played, shown = typed(line, '/add {"a": 1, "b": 2}', "<answer>Bruno</answer>")
     assert feedback in shown and "tool: 3" in shown
     assert played.turns == 3 and played.rewards == {"exact_match": 1.0, "found": 1.0}
-
-
-def test_the_turn_limit_applies(typed: Callable) -> None:
-    played, _ = typed(*["look_up town"] * 4)
-    assert (played.status, played.turns) == ("out_of_turns", 4) and played.rewards["exact_match"] == 0.0
-
-
-def test_help_and_empty_lines_use_no_turn(typed: Callable) -> None:
-    played, shown = typed("", "?", "  ", "<answer>Bruno</answer>")
-    assert played.turns == 1 and shown.count("call a tool with its arguments as JSON") == 2
 
 
 def test_a_line_may_be_continued(typed: Callable) -> None:
@@ -186,14 +166,13 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(terminal)
 
 
-@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["ctrl-c", "ctrl-d"])
-def test_ctrl_c_and_ctrl_d_leave_with_one_line_and_exit_code_0(terminal: tuple[int, int], key: bytes) -> None:
+def test_ctrl_c_leaves_with_one_line_and_exit_code_0(terminal: tuple[int, int]) -> None:
     process, screen = terminal
     until(screen, b"\r\n> ")
     os.write(screen, b"search Lumaban\n")
     assert b"Lumaban: " in until(screen, b"\r\n> ")
     time.sleep(0.5)  # a signal during the start of the line editor would wait for the next key
-    os.write(screen, key)
+    os.write(screen, b"\x03")
     assert until(screen, b"scored\r\n").split(b"\r\n")[1:] == [b"left after 1 turn; nothing was scored", b""]
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
@@ -203,11 +182,3 @@ def test_the_last_line_of_output_is_json(monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["play", "tinywiki", "--number", "0", "--json"]) == 0
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (data["status"], data["turns"], data["rewards"]["em"]) == ("completed", 1, 0.0)
-
-
-def test_play_and_check_do_not_import_torch() -> None:
-    # Checked in a new interpreter, because other tests import torch in this one.
-    script = (
-        "import agent_r1.cli, agent_r1.training.check, agent_r1.training.chat, sys; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0

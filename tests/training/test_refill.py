@@ -49,9 +49,8 @@ def fates_by_group(reader):
     return [steps[step] for step in sorted(steps)]
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_staleness": 2, "steps": 5}], ids=["synchronous", "ahead"])
-def test_a_step_is_refilled_until_enough_groups_have_a_signal(read, changes):
-    reader = read(**changes, algorithm={"constant_groups": "drop", "max_refill_rounds": 2})
+def test_a_step_is_refilled_until_enough_groups_have_a_signal(read):
+    reader = read(max_staleness=2, steps=5, algorithm={"constant_groups": "drop", "max_refill_rounds": 2})
     steps = fates_by_group(reader)
     for groups in steps:
         assert sum(groups.values()) == 3 or (len(groups) == 9 and sum(groups.values()) < 3)
@@ -61,7 +60,7 @@ def test_a_step_is_refilled_until_enough_groups_have_a_signal(read, changes):
     counts = [(m.values["groups"], m.values["refilled_groups"]) for m in reader.metrics()]
     assert counts == [(len(groups), len(groups) - 3) for groups in steps]
     assert {fate.attempt for fate in reader.fates()} == {event.attempt for event in reader.attempts()}
-    assert max(m.values.get("staleness", 0) for m in reader.metrics()) <= changes.get("max_staleness", 0)
+    assert max(m.values.get("staleness", 0) for m in reader.metrics()) <= 2
 
 
 def test_an_algorithm_that_needs_a_greedy_attempt_gets_one_per_group(read, monkeypatch):

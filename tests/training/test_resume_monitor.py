@@ -1,6 +1,7 @@
 """A resumed run is warned and stopped at the same steps as an uninterrupted one."""
 
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from resuming import result_of, resume, train_with_images
+from resuming import resume, train_with_images
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.taskset import TaskSet
@@ -60,25 +61,16 @@ STOPPED_AFTER = {"failures": 1, "steps in a row": 2}
 """The newest checkpoint when each run is stopped for the first time."""
 
 
-def both(case: str, taskset: TaskSet, place: Path) -> tuple[Report, Report]:
-    """Return the reports of an uninterrupted run and of a resumed one."""
-    taskset = replace(taskset, scorers=(FailingScorer(),)) if case == "failures" else taskset
-    folder = place / f"step-{STOPPED_AFTER[case] + 1}"
-    without = report_of(place / "whole", lambda: train_with_images(taskset, place, CASES[case]))
-    return without, report_of(folder, lambda: resume(taskset, folder))
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_the_state_of_the_monitor_survives_a_stop(case: str, micro: TaskSet, tmp_path: Path) -> None:
-    without, resumed = both(case, micro, tmp_path)
-    assert resumed == without and (without.warnings or without.stopped)
-    assert verify(tmp_path / f"step-{STOPPED_AFTER[case] + 1}").is_valid
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_monitor_without_its_state_reports_differently(
+def test_the_state_of_the_monitor_survives_a_stop_and_without_it_reports_differ(
     case: str, micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    taskset = replace(micro, scorers=(FailingScorer(),)) if case == "failures" else micro
+    without = report_of(tmp_path / "whole", lambda: train_with_images(taskset, tmp_path, CASES[case]))
+    folder = tmp_path / f"step-{STOPPED_AFTER[case] + 1}"
+    again = Path(shutil.copytree(folder, tmp_path / "again"))
+    resumed = report_of(folder, lambda: resume(taskset, folder))
+    assert resumed == without and (without.warnings or without.stopped) and verify(folder).is_valid
     load, forgotten = restore.load_checkpoint, STATE_FIELD[case]
 
     def forgetful(*arguments: Any) -> Any:
@@ -86,17 +78,15 @@ def test_a_monitor_without_its_state_reports_differently(
         return replace(saved, monitor=replace(saved.monitor, **{forgotten: getattr(MonitorState(), forgotten)}))
 
     monkeypatch.setattr(restore, "load_checkpoint", forgetful)
-    without, resumed = both(case, micro, tmp_path)
-    assert resumed != without
+    assert report_of(again, lambda: resume(taskset, again)) != without
 
 
 FITS = 300
 """Number of tokens that fit in memory."""
 
 
-@pytest.mark.parametrize("restored", [True, False])
 def test_reduced_micro_batches_stay_reduced_after_resuming(
-    restored: bool, micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_pass = passes._micro_batch_pass
 
@@ -108,10 +98,10 @@ def test_reduced_micro_batches_stay_reduced_after_resuming(
 
     with patch.object(passes, "_micro_batch_pass", scarce):
         made = train_with_images(micro, tmp_path, {"steps": 3, "trainer.share_prefixes": "off"})
-    if not restored:
-        monkeypatch.setattr(PolicyUpdater, "load_state", forgetting(PolicyUpdater.load_state))
-    assert (resume(micro, tmp_path / "step-3") == made) is restored
-    assert restored == (result_of(tmp_path / "whole") == result_of(tmp_path / "step-3"))
+    again = Path(shutil.copytree(tmp_path / "step-3", tmp_path / "again"))
+    assert resume(micro, tmp_path / "step-3") == made
+    monkeypatch.setattr(PolicyUpdater, "load_state", forgetting(PolicyUpdater.load_state))
+    assert resume(micro, again) != made
 
 
 def forgetting(whole: Callable[..., None]) -> Callable[..., None]:

@@ -103,13 +103,8 @@ def setup() -> Iterator[Setup]:
     ("fault", "check"),
     [
         (Fault.WRONG_LOGPROBS, SmokeChecks.check_canary),
-        (Fault.RAW_LOGPROBS, SmokeChecks.check_canary),
-        (Fault.NO_LOGPROBS, SmokeChecks.check_canary),
         (Fault.OTHER_SHAPES, SmokeChecks.check_canary),
-        (Fault.KEPT_CACHE, SmokeChecks.check_canary),
-        (Fault.OLD_HEAD, SmokeChecks.check_publication),
         (Fault.OLD_WEIGHTS, SmokeChecks.check_publication),
-        (Fault.OLD_CACHE, SmokeChecks.check_publication),
     ],
 )
 def test_a_server_that_lies_is_named(

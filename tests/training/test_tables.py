@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.training.metrics import EvalResult, reward_means
-from agent_r1.training.progress import ProgressBar, StepReport, format_step, make_progress
+from agent_r1.training.progress import ProgressBar, StepReport, format_step
 from agent_r1.training.tables import (
     Cell,
     PassAtK,
@@ -41,25 +40,6 @@ def test_a_cell_is_the_mean_of_its_answers_with_an_interval() -> None:
     # The interval is where a score test at the 97.5 % quantile neither accepts nor rejects.
     for bound in (cell.low, cell.high):
         assert abs(cell.em - bound) / math.sqrt(bound * (1 - bound) / 200) == pytest.approx(1.95996, abs=1e-4)
-
-
-def test_small_negative_values_are_shown_as_zero() -> None:
-    cell, sampled = replace(CELL, em=-0.004, low=-0.001), replace(SAMPLED, one=-0.004, low=-0.001)
-    report = replace(
-        REPORT,
-        table=Table({"trained": {"style-a": cell}}, {}),
-        pass_at_k=PassAtK(16, 32, {"style-a": sampled}),
-    )
-    out = io.StringIO()
-    Console(file=out, width=120).print(render_report(report))
-    assert "0.00 (0.00-0.93)" in out.getvalue() and "pass@1 0.00 (0.00-0.30)" in out.getvalue()
-    assert "-0.00" not in out.getvalue()
-
-
-def test_the_seconds_of_a_run_that_was_resumed_are_those_since() -> None:
-    out = io.StringIO()
-    Console(file=out, width=80).print(render_report(replace(REPORT, resumed_from=5)))
-    assert "12 steps, those after step 5 in 3.5 s, all in runs/demo" in out.getvalue()
 
 
 def test_sub_match_is_told_apart_from_exact_match_where_there_is_one() -> None:
@@ -126,34 +106,6 @@ def test_a_step_is_a_line_with_the_time_left() -> None:
     line = format_step(StepReport(3, 0.5, 0.25, 1234.5), steps=12, elapsed=30.0)
     assert line == "step 3/12  reward 0.500  EM 0.250  1234 tokens/s  1 m 30 s left"
     assert "EM" not in format_step(StepReport(3, 0.5, None, 1.0), 12, 1.0)
-
-
-def test_the_time_left_is_told_from_the_steps_since_the_run_was_resumed() -> None:
-    assert format_step(StepReport(8, 0.5, 0.25, 1.0), steps=12, elapsed=30.0, taken=6).endswith("  1 m 00 s left")
-
-
-def test_without_a_terminal_progress_is_a_line_per_step() -> None:
-    out = io.StringIO()
-    progress = make_progress(Console(file=out))
-    progress.start(2)
-    progress.on_step(StepReport(1, 0.5, 0.5, 10.0))
-    progress.print_line("evaluating [trained] " + "x" * 200)
-    progress.on_step(StepReport(2, 1.0, 1.0, 10.0))
-    progress.finish()
-    lines = out.getvalue().splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["step 1/2", "evaluating [trained] " + "x" * 200, "step 2/2"]
-
-
-def test_on_a_terminal_progress_is_a_bar() -> None:
-    out = io.StringIO()
-    progress = make_progress(Console(file=out, force_terminal=True, width=100))
-    assert isinstance(progress, ProgressBar)
-    progress.print_line("loading")
-    progress.start(2)
-    progress.on_step(StepReport(2, 1.0, 0.75, 10.0))
-    progress.finish()
-    progress.finish()
-    assert "loading" in out.getvalue() and "step 2/2  reward 1.000  EM 0.750" in out.getvalue()
 
 
 def terminal() -> tuple[ProgressBar, io.StringIO]:
