@@ -9,15 +9,13 @@ import torch
 from vision_models import KINDS, load_vision_model, picture, write_vision_model
 
 from agent_r1.core.environment import Transition
-from agent_r1.core.errors import EngineError
-from agent_r1.core.inference import PolicyVersion, Prompt, PromptMedia, SamplingParams, WeightUpdate
+from agent_r1.core.inference import PolicyVersion, Prompt, SamplingParams, WeightUpdate
 from agent_r1.core.messages import Action, Message, Text, ToolCall
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status
 from agent_r1.data.batch import assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_per_turn, pack_prefix_tree
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.model_runner import ImageCache
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen
 from agent_r1.model.vision import PassImages
@@ -82,21 +80,6 @@ def test_another_image_changes_the_probabilities(vision, trajectory):
     media = tuple(replace(one, image=other) for one, other in zip(sequence.media, others, strict=True))
     changed = replace(batch, sequences=(replace(sequence, media=media),))
     assert (trainer_logprobs(vision, changed) - batch.sampler_logprobs).abs().max() > 1e-4
-
-
-def test_placeholder_tokens_are_not_trained(vision, trajectory):
-    batch = batch_of(trajectory)
-    (sequence,) = batch.sequences
-    placeholders = {index for one in sequence.media for index in one.indices}
-    assert placeholders.isdisjoint(sequence.token_positions.tolist())
-    assert len(batch.ids) == sum(len(turn.action_ids) for turn in trajectory.turns)
-
-
-def test_images_of_different_attempts_share_a_micro_batch(vision, trajectory):
-    other = (Message("user", (Text("Look: "), picture("black", 80, 32), Text(" What is it?"))),)
-    second = asyncio.run(three_turns(make_engine(vision), vision.renderer, 1, other))
-    batch = batch_of(trajectory, second)
-    assert (trainer_logprobs(vision, batch) - batch.sampler_logprobs).abs().max() < 1e-5
 
 
 async def sample(engine, vision, image, session):
@@ -171,14 +154,6 @@ def test_features_are_computed_again_after_new_weights(vision):
     assert after.token_ids == fresh.token_ids
 
 
-def test_a_prompt_that_ends_with_an_image_is_refused(vision):
-    rendered = vision.renderer.render(QUESTION)
-    end = rendered.media[0].spans[-1].stop
-    prompt = Prompt(rendered.token_ids[:end], rendered.media)
-    with pytest.raises(EngineError, match="ends with an image"):
-        asyncio.run(make_engine(vision).generate(prompt, SamplingParams(max_tokens=1)))
-
-
 def test_positions_are_those_of_transformers(vision):
     backbone = vision.model.base_model
     rendered = vision.renderer.render((*QUESTION, Message.assistant("A circle."), replace(RESULT, role="user")))
@@ -192,14 +167,6 @@ def test_positions_are_those_of_transformers(vision):
         is_image[0, one.indices] = 1
     grids = torch.cat([vision.images.pixels(one.image).arguments["image_grid_thw"] for one in rendered.media])
     assert torch.equal(made.positions, backbone.get_rope_index(ids, is_image, grids)[0])
-
-
-def test_a_placeholder_that_the_policy_wrote_stands_for_no_image(vision):
-    wrote = Message.assistant(f"I see {vision.images.placeholder}.")
-    rendered = vision.renderer.render((*QUESTION, wrote, Message.user("Sure?")))
-    (token,) = vision.renderer.encode(vision.images.placeholder)
-    assert rendered.token_ids.count(token) == len(rendered.media[0].indices) + 1
-    assert isinstance(rendered.media[0], PromptMedia)
 
 
 def test_no_text_of_a_message_stands_for_an_image(vision):
@@ -238,24 +205,3 @@ def test_a_call_that_holds_a_placeholder_and_cannot_be_read_does_not_end_the_att
     assert prompt.token_ids + ids + bridged.token_ids == whole.token_ids
     assert [one.image for one in bridged.media] == list(RESULT.images)
     assert bridged.media[0].moved(len(prompt.token_ids) + len(ids)) == whole.media[1]
-
-
-def test_images_of_new_requests_wait_while_new_weights_drop_the_features(vision):
-    cache = ImageCache(vision.model, vision.images)
-    rendered = vision.renderer.render(QUESTION)
-    prompt = Prompt(rendered.token_ids, rendered.media)
-
-    class Entries(dict):
-        """Starts a request in another thread, as the event loop does, while the entries are read."""
-
-        def values(self):
-            yield from super().values()
-            request.start()
-            request.join(0.05)  # the request waits for the lock: a time-out that is always reached
-            assert request.is_alive() and not self
-
-    request = threading.Thread(target=cache.tokens, args=(prompt,))
-    cache._entries = Entries()
-    cache.on_new_weights()
-    request.join()
-    assert len(cache._entries) == 1

@@ -36,13 +36,6 @@ from agent_r1.inference.torch_engine import TorchEngine
 
 pytestmark = needs_compiler
 
-SHAPES = {
-    # vocabulary, width, inner width, layers, heads, key-value heads, head size, tied
-    "heads of 16, tied": (200, 64, 96, 2, 4, 4, 16, True),
-    "heads of 40": (37, 80, 100, 1, 2, 2, 40, False),
-    "heads of 64, grouped": (70, 48, 72, 2, 6, 2, 64, False),
-}
-
 
 def native_runner(model: PreTrainedModel, rows: int = 4) -> ModelRunner:
     native = NativeDecoder.of(model)
@@ -58,25 +51,6 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_pytorch(name: str) -> None:
     assert_close(decode(native_runner(make(name))), decode(ModelRunner(make(name), 4)))
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_models_of_other_shapes_have_the_logits_of_pytorch(name: str) -> None:
-    vocabulary, width, inner, layers, heads, kv_heads, size, tied = SHAPES[name]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, head_dim=size,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied, initializer_range=0.2,
-    )  # fmt: skip
-    model, prompt = LlamaForCausalLM(config).eval(), tuple(index % 37 for index in range(70))
-    runners = (native_runner(copy.deepcopy(model), 64), ModelRunner(model, 64))
-    logits = []
-    for runner in runners:
-        first = CacheSlot(runner.add_block(), 0)
-        runner.prefill([PrefillChunk(first, (), prompt)])
-        runner.copy_prefixes([PrefixCopy(first, CacheSlot(0, row), row + 1) for row in range(1, 64)])
-        logits.append([runner.decode(0, {row: (row + step) % 37 for row in range(64)}) for step in range(2)])
-    assert_close(*logits)
 
 
 def fill(runner: ModelRunner) -> None:
@@ -163,18 +137,6 @@ def test_only_the_new_tokens_of_running_rows_are_written() -> None:
     assert block.lengths.tolist() == [length + (row in (2, 40)) for row, length in enumerate(lengths)]
 
 
-def test_loaded_weights_are_used() -> None:
-    runner = native_runner(make("qwen3"))
-    before = decode(runner)
-    other = {name: tensor * 1.5 for name, tensor in make("qwen3").state_dict().items()}
-    runner.model.load_state_dict(other)
-    expected = make("qwen3")
-    expected.load_state_dict(other)
-    after = decode(runner)
-    assert_close(after, decode(ModelRunner(expected, 4)))
-    assert not equal(after, before)
-
-
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 
 
@@ -252,12 +214,6 @@ def test_the_library_is_compiled_once_if_several_callers_need_it(
         found = list(pool.map(load_library.__wrapped__, [compiler] * 4))
     assert all(isinstance(library, NativeLibrary) and library.compiler == "fake 1.0" for library in found)
     assert (tmp_path / "calls").read_text("utf-8") == "call\n"
-
-
-def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(native_library, "CACHE", tmp_path / "file" / "cache")
-    assert isinstance(load_library.__wrapped__(find_compiler()), Unavailable)
 
 
 Turns = list[tuple[tuple[int, ...], Completion]]

@@ -82,7 +82,7 @@ def test_a_server_has_no_more_requests_than_the_limit(versions: list[WeightUpdat
     assert serve(versions, use, size=1, in_flight=3) == 3
 
 
-@pytest.mark.parametrize("fault", [Fault.DIE, Fault.FAIL_ONCE, Fault.ABORT, Fault.NO_LOGPROBS, Fault.OLD_VERSION])
+@pytest.mark.parametrize("fault", [Fault.DIE, Fault.FAIL_ONCE, Fault.ABORT, Fault.OLD_VERSION])
 def test_requests_of_a_failing_server_are_answered(versions: list[WeightUpdate], fault: Fault) -> None:
     async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> int:
         servers[0].faults.add(fault)
@@ -105,19 +105,7 @@ def test_a_server_that_hangs_is_left_out(versions: list[WeightUpdate]) -> None:
     assert "answered nothing for 0.2 s" in serve(versions, use, stall_seconds=0.2)
 
 
-def test_without_a_server_a_generation_fails_with_all_reasons(versions: list[WeightUpdate]) -> None:
-    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
-        for server in servers:
-            server.faults.add(Fault.DIE)
-        with pytest.raises(EngineError, match=r"no inference server is left: http.*generate failed.*; http"):
-            await pool.generate(PROMPT, PARAMS)
-
-    serve(versions, use)
-
-
-@pytest.mark.parametrize(
-    "fault", [Fault.OLD_WEIGHTS, Fault.OLD_HEAD, Fault.OLD_CACHE, Fault.WRONG_LOGPROBS, Fault.DIE_IN_UPDATE]
-)
+@pytest.mark.parametrize("fault", [Fault.OLD_WEIGHTS, Fault.DIE_IN_UPDATE])
 def test_a_server_without_canary_serves_nothing(versions: list[WeightUpdate], fault: Fault) -> None:
     async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
         servers[0].faults.add(fault)
@@ -126,16 +114,6 @@ def test_a_server_without_canary_serves_nothing(versions: list[WeightUpdate], fa
         before = [requests(server) for server in servers]
         assert all(span.version == 1 for got in await ask(pool, 4) for span in got.version_spans)
         assert [requests(server) for server in servers] == [before[0], before[1] + 4]
-
-    serve(versions, use)
-
-
-def test_an_update_that_no_server_serves_fails(versions: list[WeightUpdate]) -> None:
-    async def use(pool: EnginePool, servers: Sequence[FakeVllm]) -> None:
-        for server in servers:
-            server.faults.add(Fault.OLD_WEIGHTS)
-        with pytest.raises(EngineError, match="no server serves version 1 of the weights"):
-            await pool.update_weights(versions[1])
 
     serve(versions, use)
 

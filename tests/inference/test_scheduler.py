@@ -54,13 +54,6 @@ def execute(plan: PrefillPlan, before: Mapping[CacheSlot, tuple[int, ...]] = Map
     return held
 
 
-def test_a_prefix_is_not_copied_from_a_slot_whose_remainder_is_still_to_be_computed() -> None:
-    shared, more = (1, 1, 1, 1), (2, 2, 2, 2)
-    prompts = [(*shared, 3, 3, 0), (*shared, *more, 0), (*shared, *more, 4, 0)]
-    plan, needed = plan_of(prompts)
-    assert execute(plan) == needed
-
-
 @given(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8))
 def test_every_slot_holds_its_sequence_after_the_plan(prompts: list[list[int]]) -> None:
     plan, needed = plan_of([(*prompt, 0) for prompt in prompts])
@@ -192,17 +185,6 @@ def test_a_sequence_that_waits_for_pages_records_the_weights_that_it_continues_w
     engine.loop.close()
 
 
-def test_a_slot_keeps_the_pages_of_a_longer_sequence_only_as_long_as_enough_are_free() -> None:
-    engine = Simulation(rows=2, pages=12)
-    for session, length in (("long", 500), ("short", 5), ("another", 5), ("again", 5)):
-        request = engine.add(session, (1,) * length, 1)
-        while not request.finish_reason:
-            engine.step()
-        engine.scheduler.release(session)
-    assert engine.num_emptied == 1  # "another" has the slot of "long": 8 pages, when 3 of 12 are free
-    engine.loop.close()
-
-
 def test_a_short_new_sequence_does_not_overtake_a_longer_one_that_waits_for_pages() -> None:
     engine = Simulation(rows=4, pages=4)
     running = engine.add("running", (1,) * 150, 5)
@@ -230,16 +212,4 @@ def test_the_next_turn_of_a_session_starts_although_new_sessions_never_end() -> 
             engine.scheduler.release(request.session_id)
             requests.append(engine.add(f"{number}", (number % 3,) * 100, 30))
     assert second.finish_reason
-    engine.loop.close()
-
-
-def test_no_session_loses_its_tokens_for_a_request_that_cannot_start_anyway() -> None:
-    engine = Simulation(rows=4, pages=9)
-    engine.add("idle", (1,) * 60, 1)
-    engine.add("running", (2,) * 300, 20)
-    engine.add("later", (3,) * 60, 1)
-    engine.step()
-    later = engine.add("later", (3,) * 300, 1)  # needs 5 pages; with those of the idle session, 4 are free
-    engine.step()
-    assert not later.token_ids and engine.num_emptied == 0
     engine.loop.close()

@@ -16,8 +16,6 @@ from agent_r1.inference.torch_engine import TorchEngine
 
 END = 3
 CONFIG = EngineConfig(max_sequences=8, decode_step="torch")  # the native step: test_native_decode.py
-BLOCK_BYTES = 8 * 576 * 2 * 2 * 2 * 8 * 4
-"""Rows * tokens at full context * layers * (keys, values) * KV heads * head size * bytes of a number."""
 
 
 def engine_of(model, config=CONFIG, context=512):
@@ -92,11 +90,6 @@ def test_a_session_alone_gives_the_same_bits_as_among_63_others(tiny_model, conv
 
 def test_the_duration_of_tool_calls_changes_no_bit(tiny_model, conversations):
     assert converse_together(tiny_model, [str(i) for i in range(64)], delay=0.02) == conversations
-
-
-def test_requests_wait_if_no_slot_is_free(tiny_model, conversations):
-    one_block = CONFIG.model_copy(update={"kv_cache_gib": 1.01 * BLOCK_BYTES / 2**30})
-    assert converse_together(tiny_model, [str(i) for i in range(64)], config=one_block) == conversations
 
 
 def test_a_rewritten_context_is_prefilled_again(tiny_model):
@@ -223,37 +216,6 @@ def test_a_cached_prefix_is_not_copied_from_a_slot_whose_context_was_rewritten(t
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_the_tokens_so_far_are_shown_after_each_token(tiny_model):
-    async def generate():
-        engine, shown = engine_of(tiny_model), []
-        params = SamplingParams(max_tokens=5, on_tokens=lambda ids: shown.append(tuple(ids)))
-        completion = await engine.generate(Prompt((1, 2)), params)
-        await engine.close()
-        return completion.token_ids, shown
-
-    token_ids, shown = asyncio.run(generate())
-    assert shown == [token_ids[:count] for count in range(1, 6)]
-
-
-def test_a_completion_reports_its_first_token_and_the_tokens_that_were_prefilled(tiny_model):
-    prompt, params = tuple(range(1, 41)), SamplingParams(max_tokens=3)
-
-    async def generate():
-        engine = engine_of(tiny_model)
-        first = await engine.generate(Prompt(prompt), params, session_id="a")
-        longer = Prompt((*prompt, *first.token_ids, 7, 8))
-        second = await engine.generate(longer, params, session_id="a")
-        copied = await engine.generate(Prompt(prompt), params, session_id="b")
-        await engine.close()
-        return first, second, copied
-
-    first, second, copied = asyncio.run(generate())
-    # Decode steps compute the last token of each prompt, and all sampled tokens but the last one of a turn.
-    assert (first.prefilled_tokens, second.prefilled_tokens) == (39, 2)
-    assert copied.prefilled_tokens < 39 and copied == first
-    assert all(one.first_token_seconds > 0 for one in (first, second, copied))
-
-
 def test_a_stop_condition_that_raises_fails_its_own_request_only(tiny_model):
     def is_met(ids):
         return 1 / (4 - len(ids)) < 0
@@ -293,18 +255,6 @@ def test_after_a_failed_prefill_the_cache_is_not_relied_on(tiny_model, monkeypat
     assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
 
 
-def test_chunked_prefill_of_a_long_prompt_gives_the_same_logprobs(tiny_model):
-    prompt = tuple(index % 50 for index in range(400))
-
-    async def run():
-        engine = engine_of(tiny_model)
-        done = await engine.generate(Prompt(prompt), SamplingParams(max_tokens=8), session_id="a")
-        await engine.close()
-        return {"all": [(prompt, done)]}
-
-    assert largest_gap(tiny_model, asyncio.run(run()), temperature=1.0) < 1e-5
-
-
 @pytest.mark.parametrize("large_from", [model_runner.LARGE_MODEL, 0], ids=["small", "large"])
 def test_prompts_with_the_same_beginning_compute_it_once_with_the_same_bits(tiny_model, monkeypatch, large_from):
     monkeypatch.setattr(model_runner, "LARGE_MODEL", large_from)
@@ -332,10 +282,3 @@ def test_prompts_with_the_same_beginning_compute_it_once_with_the_same_bits(tiny
     _probe, *computed = computed
     assert sum(computed) == 257 + 1 + 0 + 0 + 257 - (0 if large_from else 128)
     assert together == [completion for ids in prompts for completion in asyncio.run(complete(ids))]
-
-
-def test_with_fewer_rows_in_a_prefill_pass_a_session_has_the_same_bits_alone_and_among_others(tiny_model, monkeypatch):
-    monkeypatch.setattr(model_runner, "MAX_PAIRS", 3 * 16 * 80)
-    together = converse_together(tiny_model, [str(i) for i in range(8)])
-    assert converse_together(tiny_model, ["7"])["7"] == together["7"]
-    assert largest_gap(tiny_model, together) < 1e-5

