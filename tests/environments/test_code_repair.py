@@ -192,7 +192,7 @@ def test_the_tool_shows_the_failed_test_with_its_values(make: Callable[..., Task
     assert f"{bug.tests[0].call} should give {bug.tests[0].wanted}, and gives " in wrong.turns[0].observation[0].text
 
 
-@pytest.mark.parametrize("edit", ["", "0", "9", "-1", "one", "²", "1" * 5000, "import os"])
+@pytest.mark.parametrize("edit", ["", "9", "²", "1" * 5000])
 def test_what_is_no_proposal_changes_nothing_and_counts_as_an_invalid_call(
     edit: str, make: Callable[..., TaskSet], play: Play
 ) -> None:
@@ -229,11 +229,8 @@ def test_the_measures_count_corrected_failures(make: Callable[..., TaskSet], pla
     assert taskset.measures([]) == {}
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_the_measures_say_whether_an_agent_keeps_what_passed(
-    shuffle: bool, make: Callable[..., TaskSet], play: Play
-) -> None:
-    taskset = make(bugs=9, proposals=3, shuffle_feedback=shuffle)
+def test_the_measures_say_whether_an_agent_keeps_what_passed(make: Callable[..., TaskSet], play: Play) -> None:
+    taskset = make(bugs=9, proposals=3)
     tasks = taskset.tasks("train")[:40]
 
     def heed(text: str, turn: int) -> str:

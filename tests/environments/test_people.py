@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
@@ -51,13 +50,6 @@ def test_a_page_has_three_to_six_sentences_with_every_fact_of_the_person(owner: 
         assert all(f.value != page.title and (f.value in world.facts) == bool(f.relation.noun) for f in facts)
 
 
-def test_the_pages_use_several_wordings_of_each_relation() -> None:
-    text = " ".join(" ".join(pages("train", f"0/{number}").values()) for number in range(10))
-    for relation in ALL:
-        fixed = [re.split(r"\{\w+\}", wording)[1].strip(" .,;") for wording in relation.pages]
-        assert sum(part in text for part in fixed if part) >= 2, relation.name
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_following_the_chain_through_the_pages_leads_to_the_answer(split: str) -> None:
     recipe = SPLITS[split]
@@ -104,19 +96,6 @@ def test_a_search_for_a_name_nearly_always_returns_that_page_among_at_most_three
     assert sum(found) / len(found) > 0.98
 
 
-def test_a_search_with_a_two_hop_question_rarely_finds_the_second_page() -> None:
-    drawn = tasks("2-hop", 0)[:200]
-    second = [
-        task.data["chain"].pages[1] in search_tool(3).function(task.messages[0].text, task).data for task in drawn
-    ]
-    assert sum(second) < 50
-
-
-def test_an_answer_cannot_be_guessed_from_the_question() -> None:
-    answers = [task.data["chain"].answer for task in tasks("2-hop", 0)]
-    assert max(map(answers.count, set(answers))) < len(answers) / 20
-
-
 def test_the_examples_are_in_the_prompt_with_the_name_of_the_tool() -> None:
     taskset = build(0)
     for split, name in (("2-hop", "search"), ("renamed-tool", "look_up")):
@@ -157,24 +136,10 @@ def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("hops = [3]", "hops.0"), ("hops = []", "hops"), ("page = 1", "page"), ("pages = 0", "pages"), ("= 1", "TOML")],
+    [("hops = [3]", "hops.0"), ("page = 1", "page"), ("= 1", "TOML")],
 )
 def test_a_bad_file_of_settings_is_refused_with_its_fault(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "people.toml"
     file.write_text(text, "utf-8")
     with pytest.raises(InvalidInput, match=why):
         build(0, file)
-
-
-def test_other_files_and_unknown_splits_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="people is generated"):
-        build(0, Path("questions.json"))
-    with pytest.raises(InvalidInput, match="6-hop"):
-        tasks("6-hop", 0)
-
-
-def test_a_walk_never_visits_a_person_twice() -> None:
-    world, rng = open_world(WorldKey("test", "3")), random.Random(0)
-    last = frozenset(relation.name for relation in ALL)
-    chains = [chain for _ in range(500) if (chain := world.chain(4, last, rng)) is not None]
-    assert len(chains) > 100 and all(len({c.start, *c.values}) == 5 for c in chains)

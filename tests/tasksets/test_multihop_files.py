@@ -103,24 +103,17 @@ GOOD = {"question": "Who?", "answer": "Ann"}
     ("row", "expected"),
     [
         ({"question": "Who?"}, "no answer"),
-        ({"question": "Who?", "answer": None}, "no answer"),
         ({"question": "Who?", "answer": " "}, "no answer"),
-        ({"question": "Who?", "answer": []}, "no answer"),
         ({"question": "Who?", "answer": ["Ann", ""]}, "no answer"),
         ({"question": "Who?", "answer": 3}, "no answer"),
         ({"answer": "Ann"}, "no question"),
-        ({"question": "", "answer": "Ann"}, "no question"),
-        ({"question": ["Who?"], "answer": "Ann"}, "no question"),
         (["Who?", "Ann"], "list"),
         (GOOD | {"context": "none"}, "context: Input should be a valid list"),
-        (GOOD | {"context": [["X", ["one", 2]]]}, "context.0.1.1: Input should be a valid string"),
-        (GOOD | {"context": [["X"]]}, "context.0.1: Field required"),
         (GOOD | {"supporting_facts": [["X", "first"]]}, "supporting_facts.0.1: Input should be a valid integer"),
     ],
 )
-@pytest.mark.parametrize("write", [json_file, lambda folder, rows: jsonl_file(folder, *rows)])
-def test_an_invalid_row_is_reported(row: Any, expected: str, write: Any, tmp_path: Path) -> None:
-    path = write(tmp_path, [GOOD, GOOD, row, GOOD])
+def test_an_invalid_row_is_reported(row: Any, expected: str, tmp_path: Path) -> None:
+    path = jsonl_file(tmp_path, GOOD, GOOD, row, GOOD)
     with pytest.raises(InvalidInput) as caught:
         read_questions(path)
     assert str(caught.value).startswith(f"{path}, row 3: got {expected}")
@@ -136,16 +129,13 @@ def test_a_duplicate_id_is_reported(tmp_path: Path) -> None:
     ("content", "expected"),
     [
         (b"", "got an empty file"),
-        (b"\n\n", "got an empty file"),
         (b"[]", "got an empty file"),
         (b'{"question": "Who?", "answer": "Ann"}\n{"question": "Wh', "line 2: got broken JSON"),
         (b'[\n{"question": "Who?", "answer": "Ann"},\n{"question" "Who?"}\n]', "line 3: got broken JSON"),
         (b"Who?,Ann\n", "line 1: got broken JSON"),
         ('{"question": "Who?", "answer": "Zoë"}'.encode("latin-1"), "line 1: got bytes that are not UTF-8"),
         ('[\n{"question": "Who?",\n"answer": "Zoë"}]'.encode("latin-1"), "line 3: got bytes that are not UTF-8"),
-        ('{"question": "Who?", "answer": "Ann"}'.encode("utf-16"), "line 1: got bytes that are not UTF-8"),
         (b"[" * 100_000, "line 1: got "),
-        (b"\x00\x01\x02", "line 1: got broken JSON"),
         (b'"text"', "row 1: got str"),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.retrieval.retriever import Passage
-from agent_r1.rewards.scoring import exact_match_score, f1_score
 from agent_r1.tasksets.multihop.questions import Question, read_questions
 
 MUSIQUE: dict[str, Any] = {
@@ -108,14 +107,6 @@ def test_2wiki_without_its_alias_file_warns(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-def test_an_alias_of_the_answer_is_right(tmp_path: Path) -> None:
-    lines(tmp_path / "id_aliases.json", *ALIASES)
-    (with_aliases,) = read_questions(lines(tmp_path / "dev.json", TWO_WIKI))
-    assert exact_match_score("malga b", with_aliases.answers) == f1_score("malga b", with_aliases.answers) == 1.0
-    assert exact_match_score("malga b", ["Malga"]) == 0.0 < f1_score("malga b", ["Malga"]) < 1.0
-    assert exact_match_score("Xaverius", with_aliases.answers) == 0.0
-
-
 # ---- HotpotQA and the hub's forms
 
 
@@ -149,9 +140,6 @@ def test_other_field_names_are_read(row: dict[str, Any], tmp_path: Path) -> None
     ("row", "expected"),
     [
         (MUSIQUE | {"paragraphs": [{"title": "X"}]}, "paragraphs.0.paragraph_text: Field required"),
-        (MUSIQUE | {"paragraphs": [{"title": "X", "paragraph_text": 3}]}, "paragraphs.0.paragraph_text: "),
-        (MUSIQUE | {"question_decomposition": [{"question": "x"}]}, "question_decomposition.0.answer: Field required"),
-        (MUSIQUE | {"answer_aliases": "M. Gira"}, "answer_aliases: Input should be a valid list"),
         (MUSIQUE | {"answer": None}, "no answer"),
         (TWO_WIKI | {"evidences": [["X", "director"]]}, "evidences.0.2: Field required"),
         (TWO_WIKI | {"context": {"title": ["X"], "sentences": []}}, "context: Input should be a valid list"),

@@ -89,26 +89,12 @@ def test_the_validation_part_is_tested_and_training_questions_validate(tmp_path:
     assert {question.id for question in read_splits(source, 1, read_questions)["validation"]} == ids["validation"]
 
 
-def test_a_single_split_is_divided_like_a_file(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "hotpot", train=range(20))
-    for name in (f"hf:{folder}", f"hf:{folder}@train"):
-        assert [len(some) for some in read_splits(Path(name), 0, read_questions).values()] == [14, 2, 4, 20]
-
-
 def test_a_taskset_is_built_from_a_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "hotpot", train=range(40), validation=range(50, 60))
     taskset = build("hotpotqa", Path(f"hf:{folder}"), None, 0)
     assert (len(taskset.tasks("train")), len(taskset.tasks("validation")), len(taskset.tasks("test"))) == (36, 4, 10)
     assert taskset.whole is None  # its test part is tested, also for a model trained on other data
     assert taskset.retrieval is not None and taskset.retrieval("test") == {"recall@5": 1.0}
-
-
-def test_an_invalid_row_is_reported(tmp_path: Path) -> None:
-    rows = [row(0), row(1) | {"answer": ""}]
-    (tmp_path / "bad").mkdir()
-    write_split(tmp_path / "bad", "train", rows)
-    with pytest.raises(InvalidInput, match=r"bad@train, row 2: got no answer"):
-        read_questions(Path(f"hf:{tmp_path / 'bad'}@train"))
 
 
 def test_a_loading_error_is_one_line(tmp_path: Path) -> None:
