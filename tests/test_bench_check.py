@@ -59,27 +59,6 @@ def test_a_loss_of_more_than_a_fifth_fails_and_is_not_recorded(
     assert [record.commit for record in module.read_records(file)] == ["first", "slower", "faster"]
 
 
-def test_a_second_run_of_a_commit_replaces_its_record(
-    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "ratios.json"
-    assert run(module, file, "first", 3.0, monkeypatch, "--record") == (0, BOTH)
-    for ratio in (2.5, 2.6):
-        assert run(module, file, "second", ratio, monkeypatch) == (0, BOTH)
-    assert [record.ratios["update"] for record in module.read_records(file)] == [3.0, 2.6]
-    code, _ = run(module, file, "second", 2.3, monkeypatch)
-    assert code != 0  # slower than the first commit, not than itself
-
-
-def test_a_commit_without_another_one_is_compared_with_itself(
-    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "ratios.json"
-    run(module, file, "only", 3.0, monkeypatch, "--record")
-    assert run(module, file, "only", 2.9, monkeypatch) == (0, BOTH)
-    assert run(module, file, "only", 1.0, monkeypatch)[0] != 0
-
-
 def test_a_processor_without_a_record_is_told_how_to_make_one_and_nothing_is_measured(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,11 +84,6 @@ def test_processors_are_recorded_beside_each_other_and_compared_with_themselves(
     assert found == [(commit, f"Processor {on}") for commit in ("first", "second") for on in "AB"]
     machine = module.read_records(file)[0].machine
     assert (machine.cores, machine.torch) == (module.os.cpu_count(), module.torch.__version__)
-
-
-def test_a_ratio_that_is_no_longer_measured_is_a_loss(module: ModuleType) -> None:
-    assert module.find_losses({"update": 3.0}, {"decode": 2.0}) == ["update: 3.00 before, not measured now"]
-    assert module.find_losses({}, {"decode": 2.0}) == []
 
 
 def test_the_recorded_ratios_can_be_read(module: ModuleType) -> None:

@@ -58,11 +58,9 @@ def test_tables_are_merged_entry_by_entry() -> None:
     ("key", "text", "value"),
     [
         ("steps", "20", 20),
-        ("name", "20", "20"),
         ("data", "20", Path("20")),
         ("mode", "sum", "sum"),
         ("methods", "naive-rag,trained", ("naive-rag", "trained")),
-        ("methods", "7", ("7",)),
     ],
 )
 def test_text_is_converted_to_the_type_of_its_field(key: str, text: str, value: object) -> None:
@@ -73,12 +71,9 @@ def test_text_is_converted_to_the_type_of_its_field(key: str, text: str, value: 
     ("key", "text", "value"),
     [
         ("learning_rate", "1e-3", 1e-3),
-        ("learning_rate", ".5", 0.5),
-        ("learning_rate", "3", 3.0),
         ("betas", "0.9,0.99", (0.9, 0.99)),
         ("betas", "[0.9, 0.99]", (0.9, 0.99)),
         ("warmup", "true", True),
-        ("warmup", "True", True),
     ],
 )
 def test_text_of_nested_settings_is_converted_too(key: str, text: str, value: object) -> None:
@@ -93,23 +88,18 @@ def test_entries_of_a_table_are_converted_to_the_type_of_its_values() -> None:
 
 MISTAKES = {
     "steps (command line): got -1; it should be greater than or equal to 1": typed(steps="-1"),
-    "steps (command line): got '1.5'; it should be a valid integer": typed(steps="1.5"),
     "steps (command line): got 'many'; it should be a valid integer": typed(steps="many"),
     "mode (command line): got 'max'; it should be 'mean' or 'sum'": typed(mode="max"),
-    "weights.em (command line): got 'x'; it should be a valid number": typed(weights__em="x"),
     "optimizer.learning_rate (command line): got nan; it should be a finite number": typed(
         optimizer__learning_rate="nan"
     ),
-    "optimizer.betas.1 (command line): got 'x'; it should be a valid number": typed(optimizer__betas="0.9,x"),
     "optimizer.betas.1 (command line): got nothing; the list should be longer": typed(optimizer__betas="0.9"),
     "steps (a.toml): got '20'; it should be a valid integer": Layer("a.toml", {"steps": "20"}),
-    "steps (a.toml): got True; it should be a valid integer": Layer("a.toml", {"steps": True}),
     "name (Python): got an object of type object; give text, a number, or a list or table of them": Layer(
         "Python", {"name": object()}
     ),
     "unknown setting (a.toml): got 'stepz'; did you mean 'steps'?": Layer("a.toml", {"stepz": 1}),
     "unknown setting (a.toml): got 'steps.a'; did you mean 'steps'?": Layer("a.toml", {"steps": {"a": 1}}),
-    "unknown setting (a.toml): got 'wieghts'; did you mean 'weights'?": Layer("a.toml", {"wieghts": {}}),
     "unknown setting (a.toml): got 'optimizer.lr'; did you mean 'optimizer.learning_rate'?": Layer(
         "a.toml", {"optimizer": {"lr": 1}}
     ),

@@ -62,12 +62,6 @@ def test_make_targets_exist(target: str) -> None:
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
 
 
-def test_contributing_lists_every_make_target_for_developers() -> None:
-    (targets,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    shown = re.findall(r"^    make (\S+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
-    assert set(targets.split()) - {"demo", "install", "clean"} == set(shown)
-
-
 @pytest.mark.parametrize("file", lines(r"python ([\w./-]+\.py)"))
 def test_scripts_exist(file: str) -> None:
     assert (ROOT / file).is_file()

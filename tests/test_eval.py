@@ -1,6 +1,5 @@
 """The questions of an evaluation: those that the agent was not trained on."""
 
-import gc
 import json
 import os
 import time
@@ -14,7 +13,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agent_r1.cli import main
 from agent_r1.retrieval.client import open_retriever
-from agent_r1.retrieval.retriever import BM25Index
 from agent_r1.training.checkpoint_files import save_model
 from research.tiny_base.tokenizer import make_tokenizer
 
@@ -84,22 +82,6 @@ def test_a_run_is_not_evaluated_on_training_questions_whatever_the_file_is_calle
     assert "WARNING: training questions may be among these" in warnings
 
 
-def test_a_corpus_is_indexed_once_for_an_evaluation_on_other_questions(
-    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "own.json", range(20)), write(tmp_path / "other.json", range(50, 60))
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"title": t, "text": t}) + "\n" for t in ("Alba", "Bruno")), "utf-8")
-    asked = ("--taskset", "hotpotqa", "--data", "own.json", "--corpus", corpus)
-    code, _, err = run("train", *asked, "--model", model, "--steps", 1, "--run", "r1", *TINY)
-    assert code == 0, err
-    gc.collect()  # drop the index that training used
-    built, build = [], BM25Index.__init__
-    monkeypatch.setattr(BM25Index, "__init__", lambda index, passages: (built.append(1), build(index, passages))[1])
-    assert evaluated(run, "--model", "r1", "--data", "other.json") == {"all": 10}
-    assert len(built) == 1
-
-
 def test_an_index_is_shared_while_its_file_is_unchanged(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"title": "Alba", "text": "Alba"}), "utf-8")
@@ -127,14 +109,6 @@ def test_a_corpus_replaced_by_one_of_equal_size_and_time_is_read_again(tmp_path:
     ((found,),) = open_retriever(corpus).search(["Cora"])
     assert found.title == "Cora"
     del first, second  # indexes are shared only while they are referenced
-
-
-def test_data_with_a_test_split_are_evaluated_on_it(run: Run, model: str, tmp_path: Path) -> None:
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    write(folder / "train.json", range(40))
-    write(folder / "test.json", range(100, 110))
-    assert evaluated(run, "--model", model, "--taskset", "hotpotqa", "--data", folder) == {"test": 10}
 
 
 def test_settings_of_a_task_set_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:

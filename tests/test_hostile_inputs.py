@@ -35,12 +35,9 @@ def test_the_fuzz_sees_what_it_looks_for() -> None:
 
 REFUSED: dict[str, str] = {
     "train --trainer.betas 1,2": "trainer.betas.0 (command line): got 1.0; it should be less than 1",
-    "train --temperature 1e3": "less than or equal to 100",
     f"train --seed 1{'0' * 30}": "give at most 4294967295",
     f"train --model {'x' * 5000}": "got xxxxx",
     "train --algorithm.kl.coefficient true": "algorithm.kl.coefficient (command line): got true",
-    "train --reward_weights.typo 1": "reward_weights: got 'typo'; there are: em, f1, found",
-    "train --reward_weights.foundd 1": "did you mean 'found'?",
     "train --config pipe": "pipe: not a regular file",
     "train --taskset hotpotqa --data zero": "zero: got not a regular file",
     "train --taskset hotpotqa --data half.json": "line 1: got half a character",

@@ -9,30 +9,11 @@ import torch
 from tensors import close, numbers
 from updating import make_updater, update
 
-from agent_r1.algorithms.advantages.critics import TurnGae
-from agent_r1.algorithms.policy_losses import Clip
 from agent_r1.algorithms.presets import ALGORITHMS
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs
 from agent_r1.data.batch import assemble_batch, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-
-
-def names(kind: type, field: str) -> list[str]:
-    return [name for name, algorithm in ALGORITHMS.items() if isinstance(dict(algorithm)[field], kind)]
-
-
-@pytest.mark.parametrize("name", names(Clip, "loss"))
-def test_a_dual_clip_is_named_and_no_other_is(name: str) -> None:
-    loss = ALGORITHMS[name].loss
-    assert isinstance(loss, Clip)
-    assert (loss.dual_clip is not None) == ("dual clip 3" in ALGORITHMS[name].deviations)
-
-
-@pytest.mark.parametrize("name", names(TurnGae, "advantage"))
-def test_the_tokens_that_a_turn_level_critic_regresses_are_named(name: str) -> None:
-    assert "first token of each turn" in ALGORITHMS[name].deviations
-    assert not ALGORITHMS[name].deviations.startswith("none")
 
 
 @pytest.mark.parametrize(

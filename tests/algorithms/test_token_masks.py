@@ -18,9 +18,8 @@ from agent_r1.algorithms.loss_terms import ClipCov, KlCov, OffPolicyMask, Second
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.algorithms.types import ModelOutputs, TokenOutputs, TokenWeights
 from agent_r1.core.trajectory import Group
-from agent_r1.data.batch import Excluded, TrainingBatch, assemble_batch, segment_sum, select_trainable
+from agent_r1.data.batch import TrainingBatch, assemble_batch, segment_sum, select_trainable
 from agent_r1.data.sequences import pack_prefix_tree
-from agent_r1.trainer.updater import MASKED
 
 
 @pytest.fixture
@@ -74,16 +73,6 @@ def test_clip_cov_masks_its_share_of_the_tokens_in_the_window(batch: TrainingBat
         assert int((~kept).sum()) == expected
         assert all(within for within, one in zip(inside, kept.tolist(), strict=True) if not one)
     assert ClipCov(low=100.0, high=200.0).kept(batch, ModelOutputs(), advantage).all()
-
-
-def test_clip_cov_draws_tokens_of_all_attempts_at_random(make: Any) -> None:
-    attempts = [make.trajectory(make.chain(([1], [2] * 10)), {"score": 1.0}, member=member) for member in range(2)]
-    batch = assemble_batch(select_trainable(make.groups(*attempts), {}).samples, pack_prefix_tree)
-    signs = numbers(1, -1).repeat(10)  # each token is a candidate
-    kept = ClipCov(share=0.4, low=0.5, high=2.0).kept(replace(batch, sampler_logprobs=signs), ModelOutputs(), signs)
-    first, second = ((~kept)[start : start + 10].nonzero().flatten().tolist() for start in (0, 10))
-    assert len(first) + len(second) == 8 and first != second
-    assert first and second and first != list(range(len(first)))
 
 
 @pytest.mark.parametrize("rule", ["clip-cov", "kl-cov"])
@@ -187,19 +176,6 @@ def test_rules_combine_with_estimators_and_losses_and_change_what_is_trained(rul
     assert not close(found[0], found[1], 1e-6)
 
 
-def test_an_attempt_without_an_unmasked_token_says_so(make: Any) -> None:
-    turns = make.chain(([1], [2, 3]))
-    far = [replace(turn, logprobs=(-9.0, -9.0)) for turn in turns]
-    groups = make.groups(
-        make.trajectory(far, {"score": 1.0}),
-        *(make.trajectory(turns, {"score": 0.0}, member=member) for member in (1, 2)),
-    )
-    near = with_recorded_logprobs(make.model(), groups, 1.0)
-    near = [replace(group, trajectories=(groups[0].trajectories[0], *group.trajectories[1:])) for group in near]
-    outcomes = update(make_updater(make.model(), "m2po"), near).outcomes
-    assert [one.reason for one in outcomes if isinstance(one, Excluded)] == [MASKED]
-
-
 def test_masked_tokens_count_in_the_denominators(batch: TrainingBatch) -> None:
     outputs = ModelOutputs(entropy=random_column(batch, 1))
     masked = build_algorithm("grpo", {"token_mask": "top_entropy"}).compute_token_weights(batch, outputs)
@@ -218,9 +194,3 @@ def test_tokens_without_a_loss_are_not_compared(batch: TrainingBatch) -> None:
     kept = (weights.importance_weight > 0)[~absent]
     assert kept.tolist() == TopEntropy().kept(batch, ModelOutputs(entropy=entropy[~absent]), entropy).tolist()
     assert kept.any()
-
-
-def test_kl_cov_trains_penalized_tokens_without_an_advantage() -> None:
-    zero, weight = numbers(0, 0, 0), numbers(1, 1, 0)
-    weights = TokenWeights(zero, weight, torch.ones(3), drift_weight=numbers(1, 0, 1))
-    assert build_algorithm("kl-cov", {}).policy_gradient_mask(weights).tolist() == [True, False, False]

@@ -83,17 +83,10 @@ def train(
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("grpo", {"kl.coefficient": 1.0}),
-        ("reinforce++", {"kl.coefficient": 3.0}),
-    ],
-)
-def test_a_kl_penalty_pulls_the_policy_back_to_the_reference(name: str, settings: dict[str, object], make: Any) -> None:
+def test_a_kl_penalty_pulls_the_policy_back_to_the_reference(make: Any) -> None:
     initial, distant = make.model(), make.model(seed=1)
-    with_kl = divergence(train(make, build_algorithm(name, settings), start=distant), initial)
-    without_kl = divergence(train(make, build_algorithm(name, {"kl": "none"}), start=distant), initial)
+    with_kl = divergence(train(make, build_algorithm("reinforce++", {"kl.coefficient": 3.0}), start=distant), initial)
+    without_kl = divergence(train(make, build_algorithm("reinforce++", {"kl": "none"}), start=distant), initial)
     assert with_kl < 0.3 * divergence(distant, initial) < without_kl
 
 

@@ -27,16 +27,11 @@ from agent_r1.core.events import (
     Event,
     LogEvent,
     PolicyPublished,
-    StepMetrics,
-    StepTimings,
 )
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Message
-from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Group, Status
-from agent_r1.store.folder import create_run, run_argument
+from agent_r1.store.folder import create_run
 from agent_r1.store.reader import file_events, result_event
-from agent_r1.training.monitor import MonitorState, diagnose, record_group
 from agent_r1.viewer.report import Prediction, make_critic_report
 
 
@@ -103,12 +98,6 @@ def test_a_run_is_summarized(show: Show) -> None:
         assert part in shown.words
 
 
-def test_each_curve_has_a_sparkline_with_first_last_smallest_and_largest_value(show: Show) -> None:
-    lines = {line.split()[0]: line.split()[1:] for line in show("demo").out.splitlines() if "█" in line}
-    assert lines["em"][0] in ("▁▄█", "▁▅█") and lines["total"][1:] == ["0.25", "0.75", "0.25", "0.75"]
-    assert lines["Entropy"][-5:] == ["▁", "1", "0.333", "0.333", "1"]  # "█ ▁": step 2 is not a number
-
-
 @pytest.mark.parametrize(
     ("ending", "state", "resumes"),
     [
@@ -127,9 +116,7 @@ def test_the_state_says_how_the_run_ended(
     assert (f"agent_r1.train(env, tasks, run='{tmp_path}/run', resume=True)" in shown.words) == resumes
 
 
-@pytest.mark.parametrize(
-    ("file", "argument"), [("agent.py", "agent.py"), ("my agents/a.py", "'my agents/a.py'"), ("/x/a.py", "/x/a.py")]
-)
+@pytest.mark.parametrize(("file", "argument"), [("my agents/a.py", "'my agents/a.py'"), ("/x/a.py", "/x/a.py")])
 def test_the_command_that_continues_a_run_names_the_file_of_the_run(
     file: str, argument: str, tmp_path: Path, show: Show
 ) -> None:
@@ -155,10 +142,8 @@ def test_a_run_that_is_being_written_is_shown(tmp_path: Path, show: Show) -> Non
     ("name", "found"),
     [
         ("demo:20.3.0:style-a/2", "20.3.0"),
-        ("20.3.0:style-a/2", "20.3.0"),
         ("20.3", "20.3.0"),
         ("20.1", "20.1.0"),  # and not 20.10 or 20.11
-        ("20.10", "20.10.0"),
         ("best", "30.10.0"),
         ("worst", "30.0.0"),
         ("failed", "30.11.0"),
@@ -172,10 +157,8 @@ def test_an_attempt_is_named_by_its_id_its_beginning_or_a_word(show: Show, name:
     ("arguments", "line"),
     [
         (["nothing"], "run: got nothing, but there is no folder runs/nothing; "),
-        (["dema"], "did you mean 'demo'?"),
         (["demo", "99.1"], "attempt: got '99.1', which is no attempt of runs/demo; give an id"),
         (["demo", "20."], "which several ids begin with: 20.0.0:style-a/2, 20.1.0:style-a/2"),
-        (["empty", "failed"], "attempt: got failed, but runs/empty has no such attempt"),
         (["demo", "--tokens"], "name one: 'agent-r1 show RUN ATTEMPT --tokens'"),
         (["demo\0"], "run: got"),
     ],
@@ -229,12 +212,6 @@ def test_a_conversation_has_calls_with_results_rewards_and_the_group(show: Show)
         assert part in words
 
 
-def test_a_failed_attempt_has_its_reason(show: Show) -> None:
-    words = show("demo", "failed").words
-    assert "30.11.0:style-a/3 engine failed reason gone Bruno" in words
-    assert "dropped at step 3: engine_failed: gone Bruno" in words
-
-
 def test_tokens_have_the_numbers_of_engine_and_trainer(show: Show) -> None:
     lines = [line.split() for line in show("demo", "10.0", "--tokens", width=140).out.splitlines()]
     header = ["token", "id", "loss", "engine", "trainer", "gap", "advantage", "weight", "entropy", "value"]
@@ -254,34 +231,12 @@ def test_tokens_of_the_state_are_shown_as_not_trained(show: Show) -> None:
     assert turns[1]["state_tokens"] == [[8, "⟨8⟩"]]
 
 
-def test_the_middle_of_a_long_state_is_only_in_the_json(tmp_path: Path, show: Show) -> None:
-    trajectory = make_trajectory(1, 3)
-    turns = (replace(trajectory.turns[0], new_ids=tuple(range(1000, 1500))), *trajectory.turns[1:])
-    with closing(create_run(tmp_path / "run", CONFIG)) as writer:
-        record_all(writer, [AttemptStarted(trajectory.attempt, "train", 0)])
-        record_all(writer, [AttemptFinished(replace(trajectory, turns=turns))])
-    short = show(str(tmp_path / "run"), "10.3", "--tokens").words
-    assert "⟨1099⟩ … 300 tokens left out (--json has them) … ⟨1400⟩" in short
-    assert "⟨1000⟩" in short and "⟨1499⟩" in short and "⟨1250⟩" not in short
-    assert len(show(str(tmp_path / "run"), "10.3", "--tokens", "--json").data["turns"][0]["state_tokens"]) == 500
-
-
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path, show: Show) -> None:
     trajectory = replace(make_trajectory(1, 3), rewards={"em": math.nan})
     with closing(create_run(tmp_path / "run", CONFIG)) as writer:
         record_all(writer, [AttemptStarted(trajectory.attempt, "train", 0), AttemptFinished(trajectory)])
     data = show(str(tmp_path / "run"), "10.3", "--json").data
     assert data["rewards"] == {"em": None} and data["reward"] is None
-
-
-def test_tokens_without_a_record_have_the_numbers_of_the_engine(show: Show) -> None:
-    words = show("demo", "10.1", "--tokens").words
-    assert "0 ⟨9⟩ 9 - -0.5000" in words
-    assert "not known: each step records the attempts of 1 groups (--record_tokens 1)" in words
-
-
-def test_a_word_with_tokens_names_an_attempt_with_a_record(show: Show) -> None:
-    assert show("demo", "best", "--tokens", "--json").data["attempt"] == "demo:30.0.0:style-a/3"
 
 
 def test_the_json_of_an_attempt_has_all_texts_and_numbers(show: Show) -> None:
@@ -340,7 +295,7 @@ def test_hostile_texts_stay_readable(show: Show) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("width", [40, 120])
 @pytest.mark.parametrize("view", [view for view in VIEWS if "--json" not in view], ids=" ".join)
 def test_lines_fit_the_terminal(show: Show, view: list[str], width: int) -> None:
     shown = show("demo", *view, width=width)
@@ -372,14 +327,6 @@ def test_a_rewritten_context_and_the_answer_of_an_agent_are_shown(tmp_path: Path
     assert [len(turn["state"]) for turn in data["turns"]] == [0, 2]
 
 
-def test_the_phases_and_the_profile_of_a_step_have_different_titles(tmp_path: Path, show: Show) -> None:
-    times = {"rollout_seconds": 3.0, "profile/forward": 0.25, "profile/tools": 0.5, "profile_cpu/forward": 0.2}
-    with closing(create_run(tmp_path / "run", CONFIG)) as writer:
-        record_all(writer, [StepMetrics(1, {"reward": 0.5}), StepTimings(1, times)])
-    out = show(str(tmp_path / "run")).out
-    assert out.count("Time of a step") == 1 and out.count("Profile of an average step") == 1
-
-
 def test_a_perfect_critic_explains_all_variance_and_a_constant_one_none() -> None:
     rewards = [0.0, 1.0, 1.0, 0.0, 1.0]
     perfect = make_critic_report([Prediction(0, reward, reward) for reward in rewards])
@@ -391,12 +338,3 @@ def test_a_perfect_critic_explains_all_variance_and_a_constant_one_none() -> Non
     assert math.isnan(make_critic_report([Prediction(0, 0.5, 1.0)] * 3).rows[0].explained)
     turns = make_critic_report([Prediction(turn, 0.5, 1.0) for turn in (0, 2, 0)])
     assert [(row.name, row.count) for row in turns.rows] == [("all turns", 3), ("turn 0", 2), ("turn 2", 1)]
-
-
-def test_the_diagnosis_of_a_stopped_run_names_a_command_that_shows_the_attempt(written: Path, show: Show) -> None:
-    failed = replace(make_trajectory(2, 11), status=Status.ENGINE_FAILED, reason="gone Bruno")
-    group = Group(20, Task("style-a/2", (Message.user("?"),), {}), (failed,) * 4)
-    diagnosis = diagnose(record_group(MonitorState(), group, [], 4), 0.5, 4, run_argument(written / "demo"))
-    assert diagnosis is not None
-    [(run, attempt)] = re.findall(r"agent-r1 show (\S+) (\S+)", diagnosis)
-    assert "engine failed reason gone Bruno" in show(run, attempt).words

@@ -15,7 +15,6 @@ from agent_r1.core.profile import (
     SECONDS,
     StepProfiler,
     format_profile,
-    mean_profile,
     measure,
     profiling,
 )
@@ -72,20 +71,6 @@ def test_parts_that_compute_at_the_same_time_share_it(clock):
     assert clock.take() == {"generation": (3.0, 1.0), "rendering": (2.0, 1.0)}
 
 
-def test_tools_count_only_while_nothing_computes(clock):
-    with measure("tools"):
-        with measure("generation"):
-            clock.pass_time(4.0)
-        clock.pass_time(1.0)
-    assert clock.take() == {"generation": (4.0, 0.0), "tools": (1.0, 0.0)}
-
-
-def test_a_validation_counts_alone(clock):
-    with measure("validation"), measure("generation"):
-        clock.pass_time(2.0)
-    assert clock.take() == {"validation": (2.0, 0.0)}
-
-
 def test_time_without_a_part_is_waiting_or_other(clock):
     clock.pass_time(5.0, cpu=2.0)
     clock.take()
@@ -127,18 +112,6 @@ def test_threads_measure_at_the_same_time():
     assert all(taken[SECONDS + part] > 0 for part in parts)
     taken = profiler.take()
     assert all(taken[SECONDS + part] == 0 for part in parts)  # no part stayed active
-
-
-def test_nothing_is_measured_outside_of_a_profiled_run(clock):
-    with profiling(None), measure("forward"):
-        clock.pass_time(2.0)
-    assert clock.take() == {"waiting": (2.0, 0.0)}
-
-
-def test_the_mean_of_recorded_steps():
-    curves = {"reward": {1: 0.5}, "profile/forward": {1: 9.0, 2: 1.0, 3: 3.0}, "profile_cpu/forward": {2: 0.5, 3: 1.5}}
-    assert mean_profile(curves, first_step=2) == {"profile/forward": 2.0, "profile_cpu/forward": 1.0}
-    assert mean_profile({"reward": {1: 0.5}}) == {}
 
 
 def test_a_table_has_the_shares_of_the_parts():

@@ -29,17 +29,6 @@ def test_jobs_run_in_order_in_one_other_thread() -> None:
     assert order == list(range(9)) and len(threads) == 1 and threading.get_ident() not in threads
 
 
-def test_an_exception_of_a_job_reaches_its_caller_and_the_next_job_runs() -> None:
-    worker = WorkerThread("test")
-
-    async def give() -> int:
-        with pytest.raises(ZeroDivisionError):
-            await worker.run(lambda: 1 // 0)
-        return await worker.run(lambda: 7)
-
-    assert asyncio.run(give()) == 7
-
-
 def test_if_the_thread_ends_all_callers_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # the thread is expected to end
     worker = WorkerThread("test", lambda: EngineError("the thread is gone"))
@@ -76,25 +65,6 @@ def test_the_thread_keeps_no_arguments_alive_and_ends_with_its_object() -> None:
     while any(t.name == "ends with its worker" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(t.name == "ends with its worker" for t in threading.enumerate())
-
-
-def test_jobs_that_wait_together_are_answered_with_one_wake_up() -> None:
-    worker, wakeups = WorkerThread("test"), list[object]()
-
-    async def submit() -> list[int]:
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *given: wakeups.append(given) or wake(*given)  # type: ignore[method-assign]
-        release = threading.Event()
-        first = asyncio.create_task(worker.run(release.wait))
-        others = [asyncio.create_task(worker.run(lambda n=n: n)) for n in range(50)]
-        await asyncio.sleep(0.05)  # the first job runs, the others are in the queue
-        release.set()
-        await first
-        return await asyncio.gather(*others)
-
-    assert asyncio.run(submit()) == list(range(50))
-    assert len(wakeups) <= 3
 
 
 def test_closing_with_wait_runs_the_jobs_before_it_and_fails_those_after_it() -> None:
@@ -186,16 +156,3 @@ def test_a_thread_that_has_delivered_frees_nothing_of_the_work(kind: str, fails:
     gc.collect()
     assert freed_by == ["MainThread"] * 3
     released.set()
-
-
-def test_a_pool_reuses_idle_threads() -> None:
-    pool = DaemonThreads("reused")
-
-    async def submit() -> list[int]:
-        threads = []
-        for _ in range(5):
-            threads.append(await run_in_thread(threading.get_ident, pool=pool))
-            await asyncio.sleep(0.01)
-        return threads
-
-    assert len(set(asyncio.run(submit()))) == 1

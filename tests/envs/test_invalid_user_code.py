@@ -20,7 +20,7 @@ from agent_r1.tools.tool_errors import ToolErrorKind
 
 MAX_OUTPUT = 300
 PER_ACTION = 25
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))  # x 25 = 1500 cases
+relaxed = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))  # x 25 = 500 cases
 
 
 class Filter(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_r1.core.environment import Episode
-from agent_r1.core.errors import AgentR1Error, InvalidInput
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Message, Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
@@ -76,27 +76,3 @@ def test_a_failed_retrieval_is_an_error(task: Task, context: Any) -> None:
 
     with pytest.raises(AgentR1Error, match="the index is gone"):
         opened(NaiveRag(broken), task, context)
-
-
-def test_a_tool_that_requires_more_than_a_query_is_refused() -> None:
-    @tool
-    def between(query: str, year: int) -> str:
-        """Search."""
-        return query
-
-    with pytest.raises(InvalidInput, match="year"):
-        NaiveRag(between)
-
-
-def test_a_task_without_a_question_is_refused(context: Any) -> None:
-    with pytest.raises(InvalidInput, match="no user message"):
-        opened(NaiveRag(search), Task("t", (Message.system("x"),)), context)
-
-
-def test_examples_follow_the_system_message_for_the_agent_and_for_the_baseline(context: Any) -> None:
-    task = Task("asked", (Message.system("short"), Message.user("Who rules Alba?")))
-    examples = (Message.user("Who rules Corin?"), Message.assistant("Dovu"))
-    for env in (ToolEnv([search], examples=examples), NaiveRag(search, examples=examples)):
-        start = asyncio.run(env.open(task, context())).start
-        assert start[:3] == (Message.system("short"), *examples) and len(start) == 4
-        assert start[3].role == "user" and start[3].text.endswith("Who rules Alba?")

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from PIL import Image as Pillow
 
 from agent_r1.core.environment import Env, Transition
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Image, Message, Text, ToolCall, ToolResult
+from agent_r1.core.messages import Action, Message, ToolCall, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.tools.function_tool import tool
@@ -150,23 +149,6 @@ def test_long_output_is_truncated_with_a_note(
     assert step.results[0].parts == step.messages[0].parts
 
 
-def test_explanations_are_truncated_like_other_output(play: Play, make_action: Any, call: Any) -> None:
-    (step,) = play(ToolEnv([add], max_output=50), make_action("", call("x" * 9999), call("add", **{"y" * 9999: 1})))
-    assert all(len(text) < 100 and "[cut here: " in text for text in texts(step))
-
-
-def test_media_are_kept_if_text_is_truncated(play: Play, make_action: Any, call: Any) -> None:
-    image = Image.from_pil(Pillow.new("RGB", (4, 4)))
-
-    @tool
-    def look() -> ToolResult:
-        """Look."""
-        return ToolResult((Text("abc"), image, Text("defg")), ok=True)
-
-    (step,) = play(ToolEnv([look], max_output=4), make_action("", call("look")))
-    assert step.messages[0].parts == (Text("abc"), image, Text("d\n[cut here: 3 more characters]"))
-
-
 def test_the_timeout_of_the_environment_applies_to_tools_without_one(play: Play, make_action: Any, call: Any) -> None:
     @tool
     async def slow() -> str:
@@ -224,24 +206,6 @@ def test_each_call_with_a_result_has_its_own_reward(play: Play, make_action: Any
         (),
     ]
     assert all(step.rewards == {} for step in steps)
-
-
-def test_a_call_reward_gets_the_result_as_the_agent_sees_it(play: Play, make_action: Any, call: Any) -> None:
-    seen = []
-
-    def note(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
-        seen.append((call.id, result))
-        return {}
-
-    action = make_action("", call("add", "x", a=1), call("shout", "y", text="h" * 50))
-    (step,) = play(ToolEnv([add, shout], call_rewards=note, max_output=10), action)
-    assert seen == [("x", step.results[0]), ("y", step.results[1])]
-    assert step.call_rewards == ({}, {})
-
-
-def test_a_call_reward_that_is_not_a_number_fails_the_episode(play: Play, make_action: Any, call: Any) -> None:
-    with pytest.raises(AgentR1Error):
-        play(ToolEnv([add], call_rewards=lambda call, result: {"r": math.inf}), make_action("", call("add", a=1)))
 
 
 @pytest.mark.parametrize(

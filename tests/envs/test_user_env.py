@@ -74,10 +74,6 @@ def test_all_actions_count_toward_max_turns(
     assert called[-1].end == "truncated" and called[-1].results == ()
 
 
-def test_a_user_that_leaves_after_the_last_action_ends_the_episode(make_action: Says, context: Contexts) -> None:
-    assert run_episode(UserEnv([], Counting(), max_turns=1), context(), make_action("bye"))[-1].end == "terminal"
-
-
 def test_a_model_user_sees_itself_as_assistant_and_the_agent_as_user(
     make_action: Says, call: Callable[..., ToolCall], context: Contexts
 ) -> None:
@@ -117,14 +113,6 @@ class RecordingModel:
 
 
 PART, OPENING = ("system", "You want tea."), ("user", "(The conversation begins.)")
-
-
-def test_a_model_user_sees_no_tool_calls(make_action: Says, context: Contexts) -> None:
-    model = RecordingModel("Tea.")
-    unread = ToolCall("c0", "ring", None, "{", "it is not closed")
-    calls = (make_action("I peek.", ToolCall("c1", "ring", {}, "")), make_action("I try <tool_call>{", unread))
-    run_episode(UserEnv([ring], model.user), context(), *calls, make_action("What?"))
-    assert model.prompts == [[PART, OPENING, ("assistant", "Hello."), ("user", "What?")]]
 
 
 def test_the_roles_alternate_in_the_prompt_of_a_model_user(make_action: Says, context: Contexts) -> None:

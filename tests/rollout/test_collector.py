@@ -65,8 +65,6 @@ class CountingEpisode:
         while len(self.env.closed) < self.task.data.get("others", 0):
             await asyncio.sleep(0.01)
         await asyncio.sleep(self.task.data.get("seconds", 0))
-        if self.task.data.get("nothing"):
-            return None
         if not action.message.calls:
             return Transition((), end="terminal")
         if self.step_count == 3:
@@ -152,7 +150,6 @@ def test_an_episode_runs_to_its_end_with_exact_prompts(renderer):
         (task("x", score=True), Status.REWARD_FAILED, "KeyError: 'no such answer'", 3),
         (task("x", close=True), Status.COMPLETED, None, 3),
         (task("x", closing=60), Status.COMPLETED, None, 3),
-        (task("x", nothing=True), Status.ENVIRONMENT_FAILED, "the step returned None, not a Transition", 0),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
         (task("x", seconds=3600), Status.CANCELLED, "the episode ran past its deadline", 0),
     ],

@@ -14,11 +14,10 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent, AgentLoop, _warn_about_long_opening
+from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.context_policy import (
     SUMMARY_REQUEST,
     Append,
-    ContextPolicyConfig,
     Evidence,
     Exchange,
     History,
@@ -26,8 +25,6 @@ from agent_r1.rollout.context_policy import (
     Truncate,
     Window,
     best_lines,
-    build_context_policy,
-    with_notes,
     with_request,
 )
 from agent_r1.rollout.scripted import ScriptedEngine
@@ -42,10 +39,6 @@ def history_of(count, page="Page {}: mayor Bruno."):
 
 def texts(messages):
     return [message.text for message in messages]
-
-
-def test_append_keeps_everything():
-    assert list(Append().candidates(history_of(2))) == [history_of(2).messages]
 
 
 def test_window_keeps_the_opening_and_the_latest_exchanges_and_narrows():
@@ -88,22 +81,6 @@ def test_a_summary_is_requested_after_many_turns_or_if_there_is_no_room():
         for count, fits in ((2, True), (3, True), (1, False), (0, False))
     ]
     assert requests == [False, True, True, False]
-
-
-def test_notes_are_appended_to_the_question():
-    assert texts(with_notes(START, "So.")) == ["Be brief.", "Who rules Alba?\n\nSo."]
-    assert texts(with_notes(START[:1], "So.")) == ["Be brief.", "So."]
-
-
-def test_each_policy_can_be_configured():
-    made = [
-        build_context_policy(ContextPolicyConfig(name=name))
-        for name in ("append", "window", "truncate", "summary", "evidence")
-    ]
-    assert made == [Append(), Window(), Truncate(), Summary(), Evidence()]
-    assert build_context_policy(
-        ContextPolicyConfig(name="evidence", keep_turns=1, max_lines=7, after_tokens=9)
-    ) == Evidence(keep_turns=1, max_lines=7, after_tokens=9)
 
 
 class PagesEnv:
@@ -179,12 +156,6 @@ def test_a_summary_is_a_turn_that_does_not_reach_the_environment(renderer):
     assert trajectory.start == (Message.user("Who?"),) and trajectory.status is Status.COMPLETED
 
 
-def test_a_second_summary_replaces_the_first(renderer):
-    trajectory = run_episode(renderer, Summary(keep_turns=1), pages=5)
-    assert [turn.kind for turn in trajectory.turns].count("summary") == 2
-    assert prompt_text(renderer, trajectory, -1 % len(trajectory.turns)).count("Your notes") == 1
-
-
 @pytest.mark.parametrize(
     "policy",
     [Window(keep_turns=3), Truncate(keep_turns=3, max_characters=5), Summary(keep_turns=9), Evidence(keep_turns=3)],
@@ -246,15 +217,6 @@ def test_a_summary_without_text_leaves_the_history_as_it_is(renderer, said):
     assert "page 1" in last and "page 2" in last and "notes" not in last
 
 
-def test_notes_hold_no_reasoning(renderer):
-    replies = iter(["a", "b", "<think>\nHm.\n</think>\n\nAlba is it.", "c"])
-    agent = Agent(ScriptedEngine(renderer, lambda prompt: next(replies)), renderer, SamplingParams(max_tokens=60), 2000)
-    agent = replace(agent, context_policy=Summary(keep_turns=1))
-    task = Task("t", (Message.user("Who?"),))
-    trajectory = asyncio.run(AgentLoop(agent, PagesEnv(2)).run(task, RolloutContext(AttemptId("run", "t", 0, 0), 0)))[0]
-    assert "Who?\n\nYour notes so far:\nAlba is it.<|im_end|>" in prompt_text(renderer, trajectory, 3)
-
-
 def test_a_request_is_appended_to_a_final_user_message_so_that_roles_alternate():
     assert texts(with_request(START, SUMMARY_REQUEST)) == ["Be brief.", f"Who rules Alba?\n\n{SUMMARY_REQUEST.text}"]
     page = Message.tool("A page.", "call_0_0")
@@ -264,13 +226,3 @@ def test_a_request_is_appended_to_a_final_user_message_so_that_roles_alternate()
     gemma = open_renderer(real_tokenizer("gemma3"))
     trajectory = run_episode(gemma, Summary(keep_turns=1))
     assert trajectory.status is Status.COMPLETED and "summary" in [turn.kind for turn in trajectory.turns]
-
-
-def test_an_opening_without_room_is_logged_once(renderer, caplog):
-    _warn_about_long_opening.cache_clear()
-    for _ in range(2):
-        trajectory = run_episode(renderer, Append(), context=20)
-        assert trajectory.status is Status.OUT_OF_TOKENS and not trajectory.turns
-    assert [record.getMessage() for record in caplog.records] == [
-        "the opening of an episode leaves no room in a context of 20 tokens: such episodes cannot be trained"
-    ]

@@ -79,19 +79,6 @@ def test_each_player_has_its_own_trajectory_and_return() -> None:
     assert [trajectory.attempt.group_id for trajectory in (first, second)] == [0, 1]
 
 
-def test_the_other_players_text_is_an_observation() -> None:
-    first, second = play(nim, agent(lambda prompt: "2"), agent(lambda prompt: "1"))
-    for trajectory, own in ((first, "2"), (second, "1")):
-        assert {CHAT.tokenizer.decode(turn.action_ids) for turn in trajectory.turns} == {f"{own}<|im_end|>"}
-        assert all("they took" in CHAT.tokenizer.decode(turn.new_ids) for turn in trajectory.turns[1:])
-
-
-def test_an_agent_may_play_against_itself() -> None:
-    both = agent(lambda prompt: "1")
-    first, second = play(nim, both, both)
-    assert (len(first.turns), len(second.turns)) == (3, 2) and first.rewards["return"] == 1.0
-
-
 def test_the_seed_fixes_the_chance_in_the_game() -> None:
     async def dice(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
         await asyncio.gather(*(player.ask("ready") for player in players))
@@ -164,16 +151,6 @@ def test_a_player_that_times_out_before_its_first_question_does_not_block_the_ga
     assert second.status == Status.CANCELLED and not second.turns
 
 
-def test_a_game_past_its_time_limit_has_no_result() -> None:
-    async def stuck(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
-        await players[0].ask("ready")
-        await asyncio.Event().wait()
-        return [1.0, 0.0]
-
-    for trajectory in play(stuck, *[agent(lambda prompt: "1")] * 2, seconds=0.2):
-        assert trajectory.status == Status.ENVIRONMENT_FAILED and "longer than 0.2 seconds" in str(trajectory.reason)
-
-
 @pytest.mark.parametrize("raised", [asyncio.CancelledError("own"), SystemExit(3)])
 def test_an_exception_of_the_game_fails_only_its_match(raised: BaseException) -> None:
     async def giving_up(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
@@ -198,16 +175,6 @@ def test_a_cancelled_match_ends() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(cancelling(), 600))
-
-
-def test_a_player_without_questions_has_a_return_and_no_turns() -> None:
-    async def alone(players: Sequence[Player], task: Task, rng: random.Random) -> list[float]:
-        await players[0].ask("ready")
-        return [1.0, 0.5]
-
-    first, second = play(alone, *[agent(lambda prompt: "1")] * 2)
-    assert (first.rewards, second.rewards) == ({"return": 1.0}, {"return": 0.5})
-    assert (second.status, second.reason, second.turns) == (Status.COMPLETED, None, ())
 
 
 def test_the_sample_of_a_model_client_depends_only_on_the_conversation() -> None:

@@ -10,9 +10,8 @@ import pytest
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.environment import RolloutContext, Transition
-from agent_r1.core.errors import EngineError
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Event
-from agent_r1.core.inference import Completion, Prompt, SamplingParams
+from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, Group, Rewards, Status, Trajectory
@@ -131,40 +130,6 @@ def test_retries_are_limited_and_the_last_failure_stays(renderer: TemplateRender
     assert group.trajectories[1].attempt.retry == 0 and group.retried == ()
 
 
-def test_a_greedy_attempt_is_repeated_too(renderer: TemplateRenderer) -> None:
-    group, _ = collect(renderer, failing_before(1, index=3), greedy=True)
-    assert group.greedy is not None and group.greedy.attempt.sort_key == (5, 3, 1)
-    assert [t.attempt.sort_key for t in group.retried] == [(5, 3, 0)]
-
-
-def test_a_repeated_attempt_has_another_seed(renderer: TemplateRenderer) -> None:
-    group, _ = collect(renderer, failing_before(1))
-    assert group.retried[0].attempt.seed(0) != group.trajectories[1].attempt.seed(0)
-
-
-def test_a_dead_engine_is_retried_and_then_given_up(renderer: TemplateRenderer) -> None:
-    sessions = []
-
-    class Dead(ScriptedEngine):
-        async def generate(
-            self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None
-        ) -> Completion:
-            sessions.append(session_id)
-            raise EngineError("it is gone")
-
-    log, limits = Log(), RolloutLimits(retries=2, retry_seconds=0.01)
-    agent = Agent(Dead(renderer, str), renderer, SamplingParams(max_tokens=50), 2000)
-    collector = Collector(AgentLoop(agent, OneStep(lambda context: None)), (One(),), log, "run", limits)
-
-    async def only() -> Group:
-        requests = [GroupRequest(0, Task("t", (Message.user("x"),)), 1)]
-        (group,) = [group async for group in collector.collect(requests)]
-        return group
-
-    group = asyncio.run(only())
-    assert len(sessions) == 3 and group.trajectories[0].status is Status.ENGINE_FAILED
-
-
 @pytest.mark.parametrize("what", ["reward", "deadline"])
 def test_failed_rewards_and_missed_deadlines_are_not_retried(renderer: TemplateRenderer, what: str) -> None:
     def slow(context: RolloutContext) -> None:
@@ -196,16 +161,6 @@ def test_invalid_rewards_fail_the_attempt(renderer: TemplateRenderer, given: Any
 
     group, _ = collect(renderer, lambda context: None, scorer=Given())
     assert {t.status for t in group.trajectories} == {status}
-
-
-def test_an_invalid_reward_fails_only_its_own_attempt(renderer: TemplateRenderer) -> None:
-    class Given:
-        async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Any, ...]:
-            return tuple({"em": "high"} if t.attempt.sample_index == 1 else {"em": 1.0} for t in group)
-
-    group, _ = collect(renderer, lambda context: None, scorer=Given())
-    assert [t.status for t in group.trajectories] == [Status.COMPLETED, Status.REWARD_FAILED, Status.COMPLETED]
-    assert "reward em is an object of type str" in (group.trajectories[1].reason or "")
 
 
 def test_a_timeout_inside_a_scorer_is_not_reported_as_its_time_limit(renderer: TemplateRenderer) -> None:

@@ -12,7 +12,6 @@ from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
-from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.envs.user_env import ModelUser, UserEnv
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
@@ -56,13 +55,6 @@ def test_a_known_beginning_is_continued_with_the_sampled_tokens(renderer):
     assert trajectory.prompt_ids(two) == one.new_ids + one.action_ids + two.new_ids
     assert trajectory.prompt_ids(two) == renderer.render(second).token_ids
     assert len(two.logprobs) == len(two.action_ids)
-
-
-def test_an_unknown_conversation_starts_a_branch(renderer):
-    session = open_session(renderer)
-    answer(session, QUESTION, (Message.user("Who rules Bru?"),))
-    assert [turn.parent for turn in session.turns] == [None]  # the second one has no outcome yet
-    assert session.observe(Transition(())).parent is None
 
 
 def test_the_longest_known_beginning_is_continued_also_if_it_is_not_the_latest(renderer):
@@ -133,13 +125,6 @@ def test_each_turn_has_its_own_seed_and_the_room_that_is_left(renderer):
     assert [params.seed for _, params, _ in given] == [ATTEMPT.seed(5, 0), ATTEMPT.seed(5, 1)]
     assert {id for *_, id in given} == {str(ATTEMPT)}
     assert all(params.stop_token_ids == renderer.stop_token_ids for _, params, _ in given)
-
-
-def test_closing_releases_the_session_at_the_engine(renderer):
-    engine = ScriptedEngine(renderer, str)
-    session = Session(engine, renderer, SamplingParams(), 100, ATTEMPT)
-    asyncio.run(session.close())
-    assert engine.released == [str(ATTEMPT)]
 
 
 class AskingEnv:
@@ -220,20 +205,3 @@ def test_the_collector_drives_any_rollout_and_survives_its_exceptions():
     broken = first_attempt(collector, Task("broken", ""))
     assert broken.status is Status.ENVIRONMENT_FAILED
     assert broken.reason.startswith("the rollout failed: ValueError: no harness")
-
-
-def test_messages_of_an_environment_may_be_openai_dictionaries(renderer):
-    class Dictionaries(AskingEnv):
-        async def open(self, task, context):
-            self.start = ({"role": "user", "content": "Who?"},)
-            return self
-
-    agent = Agent(ScriptedEngine(renderer, lambda prompt: "Here."), renderer, SamplingParams(max_tokens=40), 2000)
-    (trajectory,) = asyncio.run(AgentLoop(agent, Dictionaries("")).run(Task("t", ""), RolloutContext(ATTEMPT, 0)))
-    assert trajectory.start == (Message.user("Who?"),) and trajectory.status is Status.COMPLETED
-
-
-def test_an_agent_loop_of_a_tool_env_is_a_rollout(renderer):
-    agent = Agent(ScriptedEngine(renderer, lambda prompt: "Bruno."), renderer, SamplingParams(max_tokens=40), 2000)
-    (trajectory,) = asyncio.run(AgentLoop(agent, ToolEnv([])).run(Task("t", "Who?"), RolloutContext(ATTEMPT, 0)))
-    assert trajectory.last_text == "Bruno." and trajectory.attempt == ATTEMPT

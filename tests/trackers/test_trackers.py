@@ -12,7 +12,7 @@ import pytest
 from extras import requires
 
 from agent_r1 import InvalidInput, Message, trackers as registry
-from agent_r1.core.events import AttemptFinished, Event, LogEvent, StepMetrics, StepTimings
+from agent_r1.core.events import AttemptFinished, Event, StepMetrics, StepTimings
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.trackers import AttemptSample, TensorBoardTracker, TrackedRun, TrackingRecorder, require_trackers
@@ -160,20 +160,6 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(
     assert [event for event in events if isinstance(event, StepMetrics)] == [step for (step,) in steps]
     record(tmp_path, ["notebook", tracker], *steps, limit=max(limit, 0.5))
     assert [set(one.metrics) for one in notebooks if type(one) is Notebook] == [set(range(1, 6))]
-
-
-def test_a_warning_about_a_tracker_is_recorded(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    memory = Memory()
-    recorder = TrackingRecorder(memory, ["unopened"], run_in(tmp_path), warnings.append)
-
-    async def until_reported() -> None:
-        while not warnings:
-            await recorder.record(StepMetrics(1, {}))
-            await asyncio.sleep(0)
-
-    asyncio.run(until_reported())
-    assert memory.events[-1] == LogEvent("warning", warnings[0].removeprefix("WARNING: "))
 
 
 def test_a_tracker_whose_package_is_missing_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

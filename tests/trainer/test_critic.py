@@ -51,10 +51,6 @@ def test_the_critic_of_the_recipe_predicts_new_attempts(make: Any) -> None:
     assert mean_of_the_last_third(explained) > 0.3
 
 
-def test_a_critic_with_one_optimizer_step_per_update_predicts_nothing(make: Any) -> None:
-    assert abs(mean_of_the_last_third(explained_variances(make, SHARED))) < 0.05
-
-
 def test_epochs_of_the_critic_leave_the_first_update_of_the_policy_as_it_is(make: Any) -> None:
     weights = []
     for settings in (SHARED, {**SHARED, "critic_epochs": 2, "critic_minibatches": 3}):
@@ -64,14 +60,6 @@ def test_epochs_of_the_critic_leave_the_first_update_of_the_policy_as_it_is(make
     (first, alone), (second, beside) = weights
     assert first == second == 1
     assert all(torch.equal(tensor, beside[name]) for name, tensor in alone.items())
-
-
-def test_the_critic_takes_its_own_steps(make: Any) -> None:
-    updater = make_updater(make.model(), "ppo", critic_epochs=3, critic_minibatches=2)
-    update(updater, make.random_groups(0))
-    moments = updater.state().tensors
-    assert moments["optimizer.critic.head.weight.step"] == 6
-    assert moments["optimizer.policy.model.embed_tokens.weight.step"] == 1
 
 
 def test_minibatches_of_the_critic_need_epochs_of_their_own() -> None:

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from learning import with_recorded_logprobs
 from torch import Tensor, nn
 from updating import make_updater, update
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model import weights
 from agent_r1.model.weights import cast_parameters, checkpoint_activations, mixed_precision
-from agent_r1.trainer import fsdp
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.optimizer import Optimizer
 
@@ -78,15 +76,6 @@ def test_gradients_of_micro_batches_add_up_in_float32(make: Any) -> None:
     assert mixed.compute.weight.grad is None  # freed, and nothing is rounded in between
 
 
-def test_an_update_in_bfloat16_computes_with_the_weights_of_the_update_before(make: Any) -> None:
-    model, groups = make.model(), make.random_groups(0)
-    updater = make_updater(model, learning_rate=1e-2, dtype="bfloat16")
-    first = update(updater, groups).metrics["entropy"]
-    fresh = make_updater(copy.deepcopy(model), learning_rate=1e-2, dtype="bfloat16")
-    second, expected = (update(one, groups).metrics["entropy"] for one in (updater, fresh))
-    assert second == expected != first
-
-
 @pytest.mark.parametrize("part_weights", [weights.PART_WEIGHTS, 100], ids=["one part", "several parts"])
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_model_in_bfloat16_has_logits_in_float32(
@@ -105,26 +94,6 @@ def test_a_model_in_bfloat16_has_logits_in_float32(
     assert logits.dtype == torch.float32 and logits.requires_grad == with_gradient
     assert torch.allclose(logits.double(), exact, rtol=1e-5, atol=1e-4)
     assert float((ordinary(hidden).double() - exact).abs().max()) > 1e-2  # an ordinary head rounds its logits
-
-
-def test_the_head_of_a_divided_model_in_bfloat16_computes_in_float32(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fsdp, "_shard", lambda *_: None)  # it needs several processes
-    heads = {}
-    for dtype in ("float32", "bfloat16"):
-        model = make.model()
-        fsdp.shard_model(model, Any, dtype)
-        heads[dtype] = type(model.lm_head)
-    assert heads == {"float32": nn.Linear, "bfloat16": weights.Float32Head}
-
-
-def test_the_gap_to_a_float32_sampler_is_reported(make: Any) -> None:
-    groups = with_recorded_logprobs(make.model(), make.random_groups(0), 1.0)
-    exact, rounded = (
-        update(make_updater(make.model(), dtype=dtype), groups).metrics for dtype in ("float32", "bfloat16")
-    )
-    assert exact["logprob_gap"] < 1e-5 and 1e-4 < rounded["logprob_gap_mean"] < rounded["logprob_gap"] < 1
 
 
 def test_tied_and_named_parameters_keep_what_casting_must_not_change(make: Any) -> None:

@@ -24,9 +24,7 @@ RATES = {"learning_rate": 1e-2, "critic_learning_rate": 1e-2, "temperature": 0.7
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name of the case: algorithm, its settings, settings of the trainer
-    "two minibatches": ("grpo", {}, {"minibatches": 2}),
     "a critic": ("ppo", {}, {"minibatches": 2}),
-    "a fixed reference": ("reinforce++", {}, {}),
     "a reference that follows": ("grpo", {"kl.coefficient": 0.1, "kl.sync_steps": 1, "kl.sync_alpha": 0.5}, {}),
     "a coefficient that adapts": ("grpo", {"kl.coefficient": 0.1, "kl.target": 1e-4, "kl.horizon": 20}, {}),
     "a schedule": ("grpo", {}, {"schedule": ScheduleConfig(name="cosine"), "steps": 4}),

@@ -21,12 +21,11 @@ from agent_r1.core.trajectory import AttemptId
 from agent_r1.workers.client import (
     RemoteEnv,
     RemoteEnvironmentError,
-    WorkerConnection,
     WorkerError,
     WorkerPool,
     check_workers,
 )
-from agent_r1.workers.protocol import TOKEN_VARIABLE, EnvironmentConfig, Opened, encode_transition
+from agent_r1.workers.protocol import TOKEN_VARIABLE, EnvironmentConfig
 from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
 
 PIXEL = Image.from_data_url(
@@ -164,25 +163,6 @@ def test_a_worker_has_no_more_episodes_than_its_limit_and_closes_those_that_are_
     with serving({"env": env}, limits=WorkerLimits(idle_seconds=0.2)) as worker:
         visit(play, worker, episodes=1)
     assert env.num_closed == 2
-
-
-def test_a_worker_that_answers_nonsense_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [encode_transition(Transition(())), Opened(episode="e", start=[3], images={})]
-
-    async def post(self: WorkerConnection, path: str, body: object) -> object:
-        return answers.pop(0)
-
-    async def play(remote: RemoteEnv) -> None:
-        with pytest.raises(WorkerError, match="answered Stepped instead of Opened"):
-            await remote.open(Task("t", "?"), context_of())
-        with pytest.raises(TypeError):
-            await remote.open(Task("t", "?"), context_of())
-        worker = await remote.pool.acquire()
-        assert worker.num_episodes == 1
-
-    with serving({}) as worker:
-        monkeypatch.setattr(WorkerConnection, "_post", post)
-        visit(play, worker)
 
 
 def test_a_worker_that_hangs_fails_its_attempts_and_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import sys
 from textwrap import dedent
 
 import pytest
-from hostile_games import Hostile
 from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.core.environment import RolloutContext
@@ -21,7 +20,7 @@ from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.envs import games
-from agent_r1.envs.games import MAX_TEXT, GameEnv, add_observation, episode_return
+from agent_r1.envs.games import GameEnv, episode_return
 from agent_r1.envs.processes import start_process
 from agent_r1.rewards.scoring import FunctionScorer
 
@@ -38,17 +37,6 @@ def test_an_episode_is_a_conversation_with_rewards(play_episode) -> None:
     assert [message.text for message in echoed.messages] == ["hello"] and echoed.messages[0].role == "user"
     assert echoed.end is None and echoed.results[0].data == 0.25
     assert over.end == "terminal" and over.messages == () and over.results[0].data == 1.0
-
-
-def test_the_first_observation_is_joined_with_a_user_message_that_comes_last() -> None:
-    assert [message.role for message in add_observation(TASK, "board")] == ["system", "user"]
-    task = Task("t", (Message.user("Play."),))
-    assert [message.text for message in add_observation(task, "board")] == ["Play.\n\nboard"]
-
-
-def test_the_episode_is_truncated_after_max_turns(play_episode) -> None:
-    _, transitions = asyncio.run(play_episode(hostile(max_turns=2), TASK, "a", "b"))
-    assert [transition.end for transition in transitions] == [None, "truncated"]
 
 
 @pytest.mark.parametrize(
@@ -151,23 +139,6 @@ def test_concurrent_games_do_not_share_the_global_random(play_episode) -> None:
     before = random.getstate()
     assert len(set(asyncio.run(drawn(hostile())))) == 1
     assert random.getstate() == before
-
-
-def test_games_in_one_process_share_the_global_random() -> None:
-    # the control of the test above
-    before = random.getstate()
-    games = [Hostile(), Hostile()]
-    for game in games:
-        game.open(7, 0)
-    draws = [[game.step("draw").text for game in games] for _ in range(2)]
-    assert draws[0][0] != draws[0][1]
-    random.setstate(before)
-
-
-def test_output_and_long_observations_of_a_game_do_no_harm(play_episode) -> None:
-    _, (printed, long) = asyncio.run(play_episode(hostile(), TASK, "print", "long"))
-    assert printed.messages[0].text == "print"
-    assert len(long.messages[0].text) < MAX_TEXT + 100 and "cut here" in long.messages[0].text
 
 
 def test_a_broken_game_ends_as_environment_failed_and_others_continue() -> None:
