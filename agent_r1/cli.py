@@ -140,6 +140,11 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
         return _print_error(stopped, SIGNALLED + stopped.number)
     except KeyboardInterrupt:
         return _print_error("interrupted; a run that had begun can be resumed from its folder", INTERRUPTED)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the tokenizers library, and no Exception
+            raise
+        do = "repair tokenizer.json, which is damaged"
+        return _print_error(f"tokenizer: got a text on which the tokenizers library panics ({error}); {do}", BAD_INPUT)
     return DONE
 
 

@@ -80,7 +80,7 @@ def main() -> None:
     workload = json.loads((folder / "workload.json").read_text("utf-8"))
     torch.set_num_threads(workload["threads"])
     transformers.logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     rollouts, times = Rollouts(workload, tokenizer), StepTimes()
     attempts, batch = workload["groups"] * workload["group_size"], workload["trl_batch"]
     config = GRPOConfig(
@@ -107,7 +107,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False),
         reward_funcs=random_reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": messages} for messages in workload["prompts"]]),

@@ -16,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model.folders import find_folder
-from agent_r1.model.load import check_finite, load_tokenizer, quiet_transformers
+from agent_r1.model.load import check_finite, check_folder, load_tokenizer, quiet_transformers
 from agent_r1.model.weights import choose_device, tensors_checksum
 
 POOLER = "pooler"
@@ -99,10 +99,11 @@ def load_encoder(
 
 
 def _load_model(folder: Path, name: str) -> PreTrainedModel:
+    check_folder(folder, "encoder", name)
     try:
         with quiet_transformers():
             loaded: Any = AutoModel.from_pretrained(
-                folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
+                folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True, trust_remote_code=False
             )
     except Exception as error:  # for a broken folder, transformers, safetensors and json raise many types of errors
         line = str(error).strip().splitlines()[:1]

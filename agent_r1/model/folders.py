@@ -39,12 +39,14 @@ def convert_smollm2(file: Path, folder: Path) -> None:
     from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
     del read.config.quantization_config  # its weights are float32 now; a quantized model could not be saved
     model = type(read)(read.config)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     # transformers does not read the entry tokenizer.ggml.pre, here "smollm": each digit is a token of its own
     splits: list[PreTokenizer] = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)

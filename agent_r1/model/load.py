@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,31 +32,36 @@ from agent_r1.model.vision import ImageProcessor, has_vision, load_image_process
 
 LOGIT_TOLERANCE = 1e-6  # of the model's logits to ``head(backbone(ids))``, relative to the largest
 
+WEIGHTS_INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_PIPELINE = ("normalizer", "pre_tokenizer", "decoder")
+TRIAL = "Hello, wörld! 東京 1.5\n"
+"""A text that each loaded tokenizer encodes and decodes once, because a damaged one can fail only then."""
 
 
-def load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(name: str, dtype: torch.dtype, own_code: bool = False) -> PreTrainedModel:
     """Load a causal language model in eval mode, with or without an adapter, by its name or folder.
 
     Dropout is switched off, also in training, so that trainer and engine compute the same probabilities. Weights are
-    read only from safetensors files, because loading a pickle can run code.
+    read only from safetensors files, because loading a pickle can run code. Python code in the model's folder runs
+    only if ``own_code`` is true.
     """
     folder = find_folder(name, "model")
     base = _find_base(folder)
     if base is not None:
-        adapted = load_adapter(load_model(str(base), dtype), folder)
+        adapted = load_adapter(load_model(str(base), dtype, own_code), folder)
         check_finite(adapted, "adapter", name)
         return adapted
+    check_folder(folder, "model", name)
     try:
         with quiet_transformers():
-            reads_images = has_vision(AutoConfig.from_pretrained(folder))
+            reads_images = has_vision(AutoConfig.from_pretrained(folder, trust_remote_code=own_code))
             model_type = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
             loaded: Any = model_type.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, use_safetensors=True
+                folder, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=own_code
             )
     except Exception as error:  # for a broken folder, transformers, safetensors and json raise many types of errors
-        raise _load_error("model", name, error) from error
+        raise load_error("model", name, error) from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise InvalidInput("model", got=name, do=f"add the weights that its files lack: {', '.join(missing[:3])} ..")
@@ -67,10 +74,11 @@ def read_weights(folder: Path, model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return, by name, the weights that :func:`agent_r1.model.adapter.save_weights` wrote to ``folder``."""
     if has_adapter(model):
         return read_adapter(folder, model)
-    return load_model(str(folder), model.dtype).state_dict()
+    own_code = type(model).__module__.startswith("transformers_modules")  # the code of this model runs already
+    return load_model(str(folder), model.dtype, own_code).state_dict()
 
 
-def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, kind: Kind = "model", own_code: bool = False) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model or a sentence encoder."""
     folder = find_folder(name, kind)
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
@@ -79,27 +87,29 @@ def load_tokenizer(name: str, kind: Kind = "model") -> PreTrainedTokenizerBase:
         # Without these files, transformers would make an empty tokenizer from the model's configuration.
         raise InvalidInput("tokenizer", got=name, do=f"name a folder with {' or '.join(TOKENIZER_FILES)}")
     try:
-        with quiet_transformers():
-            tokenizer = _as_saved(AutoTokenizer.from_pretrained(folder), folder)
+        with quiet_transformers(), _panics_as_errors():
+            tokenizer = _as_saved(AutoTokenizer.from_pretrained(folder, trust_remote_code=own_code), folder)
+            with suppress(Exception):  # a tokenizer need not know every character
+                tokenizer.decode(tokenizer(TRIAL).input_ids)
             template = folder / "chat_template.json"  # some models with vision have their template in this file only
             if not tokenizer.chat_template and template.is_file():
                 tokenizer.chat_template = json.loads(template.read_text("utf-8"))["chat_template"]
             return tokenizer
     except Exception as error:  # each tokenizer format raises its own types of errors
-        raise _load_error("tokenizer", name, error) from error
+        raise load_error("tokenizer", name, error) from error
 
 
-def load_images(name: str, tokenizer: PreTrainedTokenizerBase) -> ImageProcessor | None:
+def load_images(name: str, tokenizer: PreTrainedTokenizerBase, own_code: bool = False) -> ImageProcessor | None:
     """Return the image processor of a model; None if it has no vision."""
     folder = find_folder(name, "model")
     folder = _find_base(folder) or folder
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=own_code)
     except Exception as error:  # for a broken folder, transformers raises many types of errors
-        raise _load_error("model", name, error) from error
+        raise load_error("model", name, error) from error
     with quiet_transformers():
-        return load_image_processor(folder, config, tokenizer)
+        return load_image_processor(folder, config, tokenizer, own_code)
 
 
 def load_stop_ids(name: str) -> tuple[int, ...]:
@@ -111,7 +121,7 @@ def load_stop_ids(name: str) -> tuple[int, ...]:
     try:
         ends = GenerationConfig.from_pretrained(folder).eos_token_id
     except Exception as error:  # transformers cannot read the file
-        raise _load_error("generation_config.json", name, error) from error
+        raise load_error("generation_config.json", name, error) from error
     tokens = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
     if not all(type(token) is int for token in tokens):
         raise InvalidInput(
@@ -153,7 +163,58 @@ def check_finite(model: nn.Module, kind: str, name: str) -> None:
             raise InvalidInput(kind, got=got, do="use weights that are finite, such as those of an earlier checkpoint")
 
 
-def _load_error(kind: str, name: str, error: Exception) -> InvalidInput:
+def check_folder(folder: Path, kind: str, name: str) -> None:
+    """Raise InvalidInput if loading weights from ``folder`` would run code of a repository or read other folders."""
+    for file, keys in (("config.json", ("implementation", "transformers_weights")), (WEIGHTS_INDEX, ("weight_map",))):
+        try:
+            settings = json.loads((folder / file).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue  # there is none, or transformers says what is wrong
+        for key, value in _texts(settings, ""):
+            if "/" in value and any(part in key for part in keys):
+                # transformers downloads and runs an attention that is called OWNER/REPOSITORY
+                do = "remove it there: it leads out of the model's folder"
+                raise InvalidInput(kind, got=f"{name}, whose {file} has {value!r} in {key}", do=do)
+
+
+def _texts(value: object, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for own, inner in value.items():
+            yield from _texts(inner, f"{key}.{own}" if key else own)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    # A panic of the tokenizers library is no Exception, and writes a stack of many lines to standard error.
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            os.ftruncate(2, 0)
+            raise ValueError(f"the tokenizers library panics: {error}") from None
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            os.write(2, written.read())
+
+
+def load_error(kind: str, name: str, error: Exception) -> InvalidInput:
+    """Return the error of one line for a model, tokenizer or processor that transformers cannot load."""
+    if "trust_remote_code" in str(error):
+        do = "use one that transformers supports"
+        if kind in ("model", "tokenizer", "image processor"):
+            do = f"read that code; if you trust it, give --own_code {name}"
+        return InvalidInput(kind, got=f"{name}, which needs Python code of its own (auto_map)", do=do)
     do = f"name a complete causal language model; this one fails with: {first_line(error)}"
     return InvalidInput(kind, got=name, do=do)
 

@@ -13,7 +13,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.model.adapter import copy_sharing_frozen, merged_copy
 from agent_r1.model.folders import first_line
 from agent_r1.model.forward import CachedPrefix, PrefixStates, backbone_of, hidden_states
-from agent_r1.model.load import check_finite, quiet_transformers
+from agent_r1.model.load import check_finite, check_folder, quiet_transformers
 from agent_r1.model.vision import PassImages
 
 HEAD_FILE = "value_head.safetensors"
@@ -88,10 +88,11 @@ def load_value_model(folder: Path, dtype: torch.dtype) -> ValueModel:
     do = f"name a folder with a value model: config.json, model.safetensors and {HEAD_FILE}"
     if not (folder / HEAD_FILE).is_file():
         raise InvalidInput("value model", got=f"{folder}, without {HEAD_FILE}", do=do)
+    check_folder(folder, "value model", str(folder))
     try:
         state = load_file(folder / HEAD_FILE)
         with quiet_transformers():
-            backbone = AutoModel.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+            backbone = AutoModel.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
         model = ValueModel(backbone, state["head.weight"].shape[1], "logprob_input.weight" in state)
         own = {name for name in model.state_dict() if not name.startswith("backbone.")}
         if own != set(state):

@@ -160,14 +160,14 @@ def _one_to(last: int) -> range:
 
 
 def load_image_processor(
-    folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+    folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, own_code: bool = False
 ) -> ImageProcessor | None:
     """Return the image processor in the folder of a model; None if the model has no vision."""
     if not has_vision(config):
         return None
     require_extra("PIL", "images")
     try:
-        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=own_code)
     except Exception as error:  # for a broken folder, transformers raises many types of errors
         do = f"put preprocessor_config.json beside the model's weights ({' '.join(str(error).split())[:160]})"
         raise InvalidInput("image processor", got=folder, do=do) from error

@@ -192,6 +192,10 @@ class RunConfig(TasksetConfig):
     """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. Empty: the task
     set's default."""
 
+    own_code: tuple[str, ...] = ()
+    """Models, as named in model or teacher, whose own Python code (auto_map in their configuration) may run with your
+    rights. The code of all others never runs."""
+
     max_tokens: int = Field(default=1024, ge=1)
     """Maximum number of new tokens per turn."""
 

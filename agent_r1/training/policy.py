@@ -57,9 +57,9 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     The context length is the smallest of ``config.context`` and the model's own limits. If ``taskset`` is given, the
     chat template is tested with the tools of ``taskset``.
     """
-    name = config.model
-    tokenizer = load_tokenizer(name)
-    images = load_images(name, tokenizer)
+    name, own_code = config.model, config.model in config.own_code
+    tokenizer = load_tokenizer(name, own_code=own_code)
+    images = load_images(name, tokenizer, own_code)
     reads_images = images is not None and config.engine.backend == "embedded"
     expander = images if reads_images else None
     try:
@@ -70,7 +70,7 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
         raise InvalidInput("chat template", got=config.model, do=str(error)) from error
     device = choose_device(config.device)
     set_product_precision(device, config.tf32)
-    model = load_model(name, DTYPES[dtype]).to(device)  # type: ignore[arg-type]
+    model = load_model(name, DTYPES[dtype], own_code).to(device)  # type: ignore[arg-type]
     embedded = int(model.config.get_text_config().vocab_size)
     if len(tokenizer) > embedded:
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
@@ -110,11 +110,11 @@ def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:
         return None
     if not config.teacher:
         raise InvalidInput("teacher", got="none", do=f"name a model or a folder: {algorithm.name} learns from one")
-    name = config.teacher
-    if load_tokenizer(name).get_vocab() != policy.tokenizer.get_vocab():
+    name, own_code = config.teacher, config.teacher in config.own_code
+    if load_tokenizer(name, own_code=own_code).get_vocab() != policy.tokenizer.get_vocab():
         got = f"{config.teacher}, with another vocabulary"
         raise InvalidInput("teacher", got=got, do="name one with the same tokens")
-    teacher = load_model(name, DTYPES[config.trainer.dtype]).to(policy.model.device)  # type: ignore[arg-type]
+    teacher = load_model(name, DTYPES[config.trainer.dtype], own_code).to(policy.model.device)  # type: ignore[arg-type]
     if policy.images is not None and teacher.config.model_type != policy.model.config.model_type:
         got = f"{name}, of the type {teacher.config.model_type}"
         raise InvalidInput("teacher", got=got, do="name one with the vision of the policy's model")

@@ -65,7 +65,7 @@ CHANGEABLE = (
     *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("record_tokens", "track", "profile"),
     *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
-    *("data", "corpus", "model"),
+    *("data", "corpus", "model", "own_code"),
     *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
