@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agent_r1.core.errors import AgentR1Error, InvalidInput, shorten
 from agent_r1.core.files import atomic_dir, atomic_replace_dir
 from agent_r1.core.redaction import REDACTED, redact
+from agent_r1.export.cards import dataset_card, model_card
 from agent_r1.export.config import FILTERS, ExportConfig, ExportFormat
-from agent_r1.export.model import dataset_card, find_weights, model_card, write_adapter, write_model
+from agent_r1.export.model import find_weights, write_weights
 from agent_r1.export.trajectories import OPENAI_COLUMNS, read_attempts, write_metrics, write_openai, write_parquet
 from agent_r1.store.folder import is_run
 from agent_r1.store.reader import RunReader
@@ -30,44 +31,19 @@ def new_export(out: Path, force: bool) -> Iterator[Path]:
 
     If the block raises an error, ``out`` does not change. An existing ``out`` is replaced only with ``force``, and only
     if ``out`` is an earlier export or an empty folder.
-
-    Raises:
-        InvalidInput: ``out`` exists and cannot be replaced.
-        AgentR1Error: the folder cannot be written.
     """
-    require_new_export(out, force)
-    try:
-        if os.path.lexists(out):
-            with atomic_replace_dir(out) as temporary:
-                yield temporary
-        else:
-            with atomic_dir(out) as temporary:
-                yield temporary
-    except (OSError, ValueError) as error:
-        raise AgentR1Error(f"{out} could not be written: {error}") from error
-
-
-def require_new_export(out: Path, force: bool) -> None:
-    """Raise InvalidInput if ``out`` exists. With ``force``, ``out`` may be an earlier export or an empty folder."""
-    if not os.path.lexists(out):
-        return
-    if not force:
+    exists = os.path.lexists(out)
+    if exists and not force:
         raise InvalidInput("OUT", got=f"{out}, which exists", do="name a new folder, or give --force to replace it")
-    if out.is_symlink() or not out.is_dir() or is_run(out) or not (is_export(out) or not any(out.iterdir())):
+    is_folder = out.is_dir() and not out.is_symlink() and not is_run(out)
+    if exists and not (is_folder and ((out / MARKER).is_file() or not any(out.iterdir()))):
         do = "name a new folder: --force replaces only earlier exports"
         raise InvalidInput("OUT", got=f"{out}, which is not an earlier export", do=do)
-
-
-def is_export(folder: Path) -> bool:
-    return (folder / MARKER).is_file()
-
-
-def write_marker(folder: Path, **facts: object) -> None:
-    """Write ``facts`` to ``export.json`` in ``folder``, which marks the folder as an export."""
-    (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-RepositoryType = Literal["model", "dataset"]
+    try:
+        with (atomic_replace_dir if exists else atomic_dir)(out) as temporary:
+            yield temporary
+    except (OSError, ValueError) as error:
+        raise AgentR1Error(f"{out} could not be written: {error}") from error
 
 
 def check_repository(name: str) -> None:
@@ -83,12 +59,11 @@ def check_repository(name: str) -> None:
         raise InvalidInput("--push", got=f"{name}, but HF_HUB_OFFLINE is set", do="unset it, or leave --push out")
 
 
-def push(folder: Path, name: str, kind: RepositoryType, public: bool) -> str:
+def push(folder: Path, name: str, kind: str, public: bool) -> str:
     """Upload a folder to the repository ``name`` (OWNER/NAME) on the hub, and return the URL of the commit.
 
-    If there is no such repository, a repository is created: a public repository if the argument ``public`` is True,
-    otherwise a private repository. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored. Raise
-    AgentR1Error if the upload fails. The message never contains the token.
+    A repository that does not exist is created. The token is ``HF_TOKEN``, or the token that ``hf auth login`` stored.
+    Raise AgentR1Error, whose message never contains the token, if the upload fails.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -128,8 +103,7 @@ def export_run(
     """Export a run to the folder ``out``. The folder appears complete or not at all.
 
     With ``force``, an earlier export in ``out`` is replaced. If ``config.push`` names a repository on the hub, the
-    folder is also uploaded to the repository. If the upload creates the repository, the repository is public if
-    ``public`` is true, and private otherwise.
+    folder is also uploaded to it; a repository that does not exist is created, as public if ``public`` is true.
 
     Raises:
         InvalidInput: ``out`` exists and may not be replaced, a setting has no effect with the format, or the run does
@@ -140,43 +114,38 @@ def export_run(
     if config.push:
         check_repository(config.push)
     name = config.push or str(out)
+    is_model = config.format in ("model", "adapter")
     with closing(RunReader(run)) as reader, new_export(out, force) as folder:
-        is_model = config.format in ("model", "adapter")
-        facts = (
-            _write_model(folder, name, run, reader, config)
-            if is_model
-            else _write_data(folder, name, run, reader, config)
-        )
-        write_marker(folder, run=run.name, format=config.format, **facts, agent_r1=version("agent-r1"))
+        card, facts = (_write_model if is_model else _write_data)(folder, name, run, reader, config)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        marker = {"run": run.name, "format": config.format, **facts, "agent_r1": version("agent-r1")}
+        (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     pushed = push(out, config.push, "model" if is_model else "dataset", public) if config.push else None
     return ExportReport(config.format, out, facts, size, pushed)
 
 
-def _write_model(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> dict[str, Any]:
+_Facts = dict[str, Any]
+
+
+def _write_model(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> tuple[str, _Facts]:
     weights = find_weights(run, reader, config.checkpoint)
     is_adapter = config.format == "adapter"
-    (write_adapter if is_adapter else write_model)(folder, weights)
-    card = model_card(name, run, reader, weights, is_adapter)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    return {"step": weights.step, "best": weights.is_best}
+    write_weights(folder, weights, is_adapter)
+    return model_card(name, run, reader, weights, is_adapter), {"step": weights.step, "best": weights.is_best}
 
 
-def _write_data(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> dict[str, Any]:
-    given = {
-        key: value for key, value in config.model_dump(mode="json", include=set(FILTERS)).items() if value is not None
-    }
+def _write_data(folder: Path, name: str, run: Path, reader: RunReader, config: ExportConfig) -> tuple[str, _Facts]:
+    given = config.model_dump(mode="json", include=set(FILTERS), exclude_none=True)
     match config.format:
         case "metrics":
-            facts: dict[str, Any] = {"steps": write_metrics(folder, reader)}
-            columns: Sequence[Mapping[str, Any]] = ()
+            facts = {"steps": write_metrics(folder, reader)}
         case "openai":
-            facts, columns = {"conversations": write_openai(folder, read_attempts(reader, config))}, OPENAI_COLUMNS
+            facts = {"conversations": write_openai(folder, read_attempts(reader, config))}
         case _:
-            facts, columns = {"conversations": write_parquet(folder, read_attempts(reader, config))}, ()
+            facts = {"conversations": write_parquet(folder, read_attempts(reader, config))}
     if not any(facts.values()):
         got = f"{run}, of which nothing matches" + "".join(f" --{key} {value}" for key, value in given.items())
         raise InvalidInput("run", got=got, do="leave a filter out, or let the run train first")
-    card = dataset_card(name, run, reader, config.format, {**facts, **given}, columns)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    return {**facts, **given}
+    columns = OPENAI_COLUMNS if config.format == "openai" else ()
+    return dataset_card(name, run, reader, config.format, {**facts, **given}, columns), {**facts, **given}

@@ -59,7 +59,7 @@ class ExportedAttempt:
             "seconds": trajectory.seconds,
             "answer": trajectory.answer,
             "reward": finite(summary.reward),
-            "rewards": {name: finite(value) for name, value in sum_rewards(trajectory).items()},
+            "rewards": sum_rewards(trajectory),
         }
 
 
@@ -73,45 +73,22 @@ def read_attempts(reader: RunReader, config: ExportConfig) -> Iterator[ExportedA
     for offset in count(0, PAGE):
         page = reader.list_attempts(where, limit=PAGE, offset=offset)
         for summary in page:
-            trajectory = reader.trajectory(summary.attempt) if _is_in_steps(summary.step, config) else None
-            if trajectory is not None:
+            if config.first_step is not None and (summary.step is None or summary.step < config.first_step):
+                continue
+            if config.last_step is not None and (summary.step is None or summary.step > config.last_step):
+                continue
+            if (trajectory := reader.trajectory(summary.attempt)) is not None:
                 yield ExportedAttempt(summary, reader.with_images(trajectory), tools)
         if len(page) < PAGE:
             return
 
 
-def _is_in_steps(step: int | None, config: ExportConfig) -> bool:
-    first, last = config.first_step, config.last_step
-    if first is None and last is None:
-        return True
-    return step is not None and (first is None or first <= step) and (last is None or step <= last)
-
-
 def openai_messages(messages: Sequence[Message], *, arguments_as_text: bool) -> list[dict[str, Any]]:
-    """Return a conversation in the OpenAI format.
-
-    Otherwise they are objects, as chat templates of transformers expect.
-    """
+    """Return a conversation in the OpenAI format, with the arguments of calls as JSON text or as objects."""
     converted = [to_openai(message) for message in messages]
     for call in (call for message in converted for call in message.get("tool_calls", ())) if arguments_as_text else ():
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return converted
-
-
-def turn_record(turn: Turn) -> dict[str, Any]:
-    """Return the exact tokens, text and process rewards of a turn as JSON values."""
-    return {
-        "index": turn.index,
-        "parent": turn.parent,
-        "kind": turn.kind,
-        "finish_reason": turn.finish_reason,
-        "new_ids": turn.new_ids,
-        "action_ids": turn.action_ids,
-        "logprobs": turn.logprobs,
-        "text": turn.action.text,
-        "rewards": {name: finite(value) for name, value in turn.rewards.items()},
-        "call_rewards": [{name: finite(value) for name, value in call.items()} for call in turn.call_rewards],
-    }
 
 
 def finite(value: float | None) -> float | None:
@@ -184,7 +161,8 @@ def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
     features = _features(datasets)
     (folder / "data").mkdir()
     count = 0
-    groups = _groups(map(_row, _conversations(attempts)), ROWS_PER_GROUP)
+    rows = map(_row, _conversations(attempts))
+    groups = iter(lambda: list(islice(rows, ROWS_PER_GROUP)), [])
     for number, first in enumerate(groups):
         with parquet.ParquetWriter(folder / "data" / f"train-{number:05}.parquet", features.arrow_schema) as writer:
             for group in chain([first], islice(groups, ROWS_PER_FILE // ROWS_PER_GROUP - 1)):
@@ -192,11 +170,6 @@ def write_parquet(folder: Path, attempts: Iterable[ExportedAttempt]) -> int:
                 writer.write_table(table.select(features.arrow_schema.names).cast(features.arrow_schema))
                 count += len(group)
     return count
-
-
-def _groups(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    while group := list(islice(rows, size)):
-        yield group
 
 
 _Exported = tuple[ExportedAttempt, Branch, dict[str, Any]]
@@ -215,10 +188,25 @@ def _row(exported: _Exported) -> dict[str, Any]:
         **facts,
         "messages": openai_messages(conversation.messages, arguments_as_text=False),
         "tools": attempt.tools_of(conversation),
-        "turns": [turn_record(turn) for turn in conversation.turns],
+        "turns": [_turn_record(turn) for turn in conversation.turns],
     }
     valid: dict[str, Any] = valid_text(row)
     return valid
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    return {
+        "index": turn.index,
+        "parent": turn.parent,
+        "kind": turn.kind,
+        "finish_reason": turn.finish_reason,
+        "new_ids": turn.new_ids,
+        "action_ids": turn.action_ids,
+        "logprobs": turn.logprobs,
+        "text": turn.action.text,
+        "rewards": turn.rewards,
+        "call_rewards": turn.call_rewards,
+    }
 
 
 def _features(datasets: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.cli import main
@@ -53,7 +54,8 @@ def test_models_and_adapters_of_a_step_agree(adapted: Path, tmp_path: Path) -> N
 def test_the_card_says_what_was_trained_and_how_well(adapted: Path, tmp_path: Path) -> None:
     export_run(adapted, tmp_path / "out", ExportConfig(format="adapter", checkpoint="1"))
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert card.startswith('---\nlibrary_name: "peft"\npipeline_tag: "text-generation"\ntags: [')
+    header = ModelCard(card).data.to_dict()
+    assert (header["library_name"], header["pipeline_tag"], header["tags"][-1]) == ("peft", "text-generation", "lora")
     for line in (
         "| base model | tiny-base |",
         "| task set | tinywiki |",
