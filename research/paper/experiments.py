@@ -14,15 +14,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 import agent_r1
@@ -54,22 +51,14 @@ class Curve:
     tokens: tuple[int, ...]
 
     def reached(self) -> int | None:
-        """Return the index of the first step at which the mean exact match of ``WINDOW`` steps is at least ``GOAL``.
-
-        Return None if there is no such step.
-        """
+        """Return the index of the first step where the mean exact match of ``WINDOW`` steps is at least ``GOAL``."""
         ends = range(WINDOW, len(self.em) + 1)
         return next((end - 1 for end in ends if statistics.fmean(self.em[end - WINDOW : end]) >= GOAL), None)
 
-    def attempts_to_goal(self) -> float:
-        """Return the number of attempts until the goal is reached; infinity if it is not."""
+    def until_goal(self, counts: Sequence[int]) -> float:
+        """Return the count (``attempts`` or ``tokens``) at which the goal is reached; infinity if it is not."""
         place = self.reached()
-        return math.inf if place is None else self.attempts[place]
-
-    def tokens_to_goal(self) -> float:
-        """Return the number of sampled tokens until the goal is reached; infinity if it is not."""
-        place = self.reached()
-        return math.inf if place is None else self.tokens[place]
+        return math.inf if place is None else counts[place]
 
 
 def read_curve(folder: Path) -> Curve:
@@ -85,30 +74,18 @@ def read_curve(folder: Path) -> Curve:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Median:
-    """A median over runs with its 95 % interval. An infinite value is beyond the end of the runs."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Return the median as text, such as ``2,688 (2,560-never)``."""
-        value, low, high = ("never" if math.isinf(n) else f"{n:,.0f}" for n in (self.value, self.low, self.high))
-        return value if value == low == high == "never" else f"{value} ({low}-{high})"
-
-
-def median(values: Sequence[float]) -> Median:
-    """Return the median of ``values``, with an interval by a bootstrap over them. Infinity counts as a large value.
+def median_text(values: Sequence[float]) -> str:
+    """Return the median with an interval by a bootstrap over the values. Infinity counts as a large value.
 
     Example:
-        median([3.0, 1.0, math.inf]).value == 3.0
+        >>> median_text([2688.0])
+        '2,688 (2,688-2,688)'
     """
     generator = random.Random(0)
     drawn = sorted(statistics.median_low(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    low, high = (drawn[int(q * (RESAMPLES - 1))] for q in (0.025, 0.975))
-    return Median(statistics.median_low(values), low, high)
+    found = statistics.median_low(values), *(drawn[int(q * (RESAMPLES - 1))] for q in (0.025, 0.975))
+    value, low, high = ("never" if math.isinf(n) else f"{n:,.0f}" for n in found)
+    return value if value == low == high == "never" else f"{value} ({low}-{high})"
 
 
 PRETRAIN = ("-m", "research.tiny_base")
@@ -117,11 +94,7 @@ PRETRAIN = ("-m", "research.tiny_base")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model: the seed of its pretraining, its name or folder, and a hash of its weights.
-
-    Example:
-        Base(seed=1, model="runs/paper/base-1", digest="5d41402a")
-    """
+    """A base model: the seed of its pretraining, its name or folder, and a hash of its weights."""
 
     seed: int
     model: str
@@ -132,9 +105,6 @@ def prepare_base(seed: int, folder: Path, progress: Progress) -> Base:
     """Return the base that was pretrained with ``seed``. Pretrain it in ``folder`` if it is not there.
 
     The base of seed 0 is tiny-base, which is part of the package.
-
-    Raises:
-        AgentR1Error: if the pretraining fails.
     """
     if seed == 0:
         return Base(0, TINY_BASE, _digest(TINY_BASE_FOLDER))
@@ -153,25 +123,7 @@ def _digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:8]
 
 
-Command = Literal["train", "eval"]
-
 Setting = str | int | float | bool | tuple[str, ...]
-
-SOURCE = "arXiv 2511.14460v1"
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Exact match as the paper reports it (arXiv 2511.14460v1, tables 3 and 4), from one run and without a spread.
-
-    Example:
-        Figures(hotpotqa=0.4405, two_wiki=0.5741, musique=0.1485, average=0.3877)
-    """
-
-    hotpotqa: float
-    two_wiki: float
-    musique: float
-    average: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,108 +131,74 @@ class Method:
     """One row of the paper's tables.
 
     Attributes:
-        command: the ``agent-r1`` command that runs it.
         settings: the settings that differ from the defaults.
-        figures: the paper's figures, None if the paper does not have this method.
+        paper: the average of exact match that the paper reports (arXiv 2511.14460v1, tables 3 and 4), if any.
         ablates: the name of the method that this one is an ablation of.
-        table: the paper's table to which the method belongs.
         critic: whether the method has a critic.
-
-    Example:
-        Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
     """
 
     name: str
     title: str
-    command: Command
     settings: Mapping[str, Setting]
-    figures: Figures | None = None
+    paper: float | None = None
     ablates: str | None = None
-    table: Literal[3, 4] = 3
     critic: bool = False
 
     @property
     def trains(self) -> bool:
         """Whether the method trains a model. If not, its seed would only draw other samples."""
-        return self.command == "train"
-
-    @property
-    def table_key(self) -> str:
-        """The key of this method in the table that its command prints."""
-        return "trained" if self.command == "train" else self.name
+        return "methods" not in self.settings
 
 
-NAIVE_RAG = Method(
-    "naive-rag", "Naive RAG", "eval", {"methods": ("naive-rag",)}, Figures(0.1916, 0.1792, 0.0277, 0.1328)
-)
-
-BASE_TOOL_CALL = Method(
-    "base-tool-call",
-    "Base Tool Call",
-    "eval",
-    {"methods": ("base-tool-call",)},
-    Figures(0.1372, 0.0891, 0.0277, 0.0847),
-)
+NAIVE_RAG = Method("naive-rag", "Naive RAG", {"methods": ("naive-rag",)}, 0.1328)
+BASE_TOOL_CALL = Method("base-tool-call", "Base Tool Call", {"methods": ("base-tool-call",)}, 0.0847)
 """The base model with its tool, before training."""
-
-GRPO = Method("grpo", "GRPO", "train", {"algorithm": "grpo"}, Figures(0.4405, 0.5741, 0.1485, 0.3877))
+GRPO = Method("grpo", "GRPO", {"algorithm": "grpo"}, 0.3877)
 
 COMPARED = (
     NAIVE_RAG,
     BASE_TOOL_CALL,
-    Method("ppo", "PPO", "train", {"algorithm": "ppo"}, Figures(0.4136, 0.5468, 0.1552, 0.3719), critic=True),
+    Method("ppo", "PPO", {"algorithm": "ppo"}, 0.3719, critic=True),
     GRPO,
-    Method(
-        "reinforce++", "REINFORCE++", "train", {"algorithm": "reinforce++"}, Figures(0.3768, 0.4796, 0.1336, 0.3300)
-    ),
-    Method(
-        "reinforce++-baseline",
-        "REINFORCE++-baseline",
-        "train",
-        {"algorithm": "reinforce++-baseline"},
-        Figures(0.3966, 0.5406, 0.1485, 0.3619),
-    ),
-    Method("rloo", "RLOO", "train", {"algorithm": "rloo"}, Figures(0.4089, 0.5641, 0.1419, 0.3716)),
-    Method("steppo", "StepPO", "train", {"algorithm": "steppo"}, critic=True),
+    Method("reinforce++", "REINFORCE++", {"algorithm": "reinforce++"}, 0.33),
+    Method("reinforce++-baseline", "REINFORCE++-baseline", {"algorithm": "reinforce++-baseline"}, 0.3619),
+    Method("rloo", "RLOO", {"algorithm": "rloo"}, 0.3716),
+    Method("steppo", "StepPO", {"algorithm": "steppo"}, critic=True),
 )
-"""Table 3. StepPO is newer than the paper, so it has no figures."""
+"""Table 3. StepPO is newer than the paper, so it has no figure."""
 
 LAMBDA_95: Mapping[str, Setting] = {"algorithm": "ppo", "algorithm.advantage.lam": 0.95}
 """With lambda 1, GAE is the return minus the value, whatever tokens are between, so that the advantage mask could only
 change which values are whitened."""
 
+NO_ADVANTAGE_MASK: Mapping[str, Setting] = {**LAMBDA_95, "algorithm.masks.advantage": False}
+NO_MASKS: Mapping[str, Setting] = {**NO_ADVANTAGE_MASK, "algorithm.masks.loss": False}
+PPO_95 = Method("ppo-95", "PPO (lambda 0.95)", LAMBDA_95, 0.3719, critic=True)
+
 ABLATIONS = (
-    Method(
-        "ppo-95", "PPO (lambda 0.95)", "train", LAMBDA_95, Figures(0.4136, 0.5468, 0.1552, 0.3719), table=4, critic=True
-    ),
-    Method(
-        "ppo-95-no-advantage-mask",
-        "PPO (lambda 0.95) without advantage mask",
-        "train",
-        {**LAMBDA_95, "algorithm.masks.advantage": False},
-        Figures(0.3630, 0.4641, 0.1138, 0.3136),
+    PPO_95,
+    replace(
+        PPO_95,
+        name="ppo-95-no-advantage-mask",
+        title="PPO (lambda 0.95) without advantage mask",
+        settings=NO_ADVANTAGE_MASK,
+        paper=0.3136,
         ablates="ppo-95",
-        table=4,
-        critic=True,
     ),
-    Method(
-        "ppo-95-no-masks",
-        "PPO (lambda 0.95) without both masks",
-        "train",
-        {**LAMBDA_95, "algorithm.masks.advantage": False, "algorithm.masks.loss": False},
-        Figures(0.3429, 0.4631, 0.1005, 0.3022),
+    replace(
+        PPO_95,
+        name="ppo-95-no-masks",
+        title="PPO (lambda 0.95) without both masks",
+        settings=NO_MASKS,
+        paper=0.3022,
         ablates="ppo-95",
-        table=4,
-        critic=True,
     ),
     Method(
         "grpo-no-loss-mask",
         "GRPO without loss mask",
-        "train",
         {"algorithm": "grpo", "algorithm.masks.loss": False},
-        Figures(0.4260, 0.5485, 0.1422, 0.3722),
+        0.3722,
         ablates="grpo",
-        table=4,
     ),
 )
 """Table 4: the masks are switched off one after the other."""
@@ -331,12 +249,10 @@ class Experiment:
 
     @property
     def title(self) -> str:
-        """The name in messages."""
         return f"{self.method.name} base {self.base.seed} seed {self.seed}"
 
     @property
     def name(self) -> str:
-        """The name of its files."""
         return f"{self.method.name}-base{self.base.seed}-seed{self.seed}-{self.config_hash}"
 
     def commands(self, run: str) -> tuple[tuple[str, ...], ...]:
@@ -385,12 +301,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The scores of an experiment by split. ``training`` is None if nothing was trained.
-
-    Example:
-        Result("grpo", 0, 0, ("agent-r1 train ..", "agent-r1 eval .."), {"style-a": Score(0.9, 0.7, 100)}, provenance,
-               Training("runs/paper/grpo-base0-seed0-1f0c22aa", curve, 0.01, None))
-    """
+    """The scores of an experiment by split. ``training`` is None if nothing was trained."""
 
     method: str
     base: int
@@ -425,15 +336,16 @@ def plan_experiment(method: Method, base: Base, seed: int, n: int, steps: int) -
 
 
 def _options(settings: Mapping[str, Setting]) -> tuple[str, ...]:
-    """Return settings as options of the command line."""
-    return tuple(part for key, value in settings.items() for part in (f"--{key}", _option_text(value)))
+    def text(value: Setting) -> str:
+        return (
+            ",".join(value)
+            if isinstance(value, tuple)
+            else str(value).lower()
+            if isinstance(value, bool)
+            else str(value)
+        )
 
-
-def _option_text(value: Setting) -> str:
-    """Return a setting as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return tuple(part for key, value in settings.items() for part in (f"--{key}", text(value)))
 
 
 def current_provenance() -> Provenance:
@@ -468,117 +380,43 @@ def load_result(path: Path) -> Result | None:
 
 
 COLUMNS = 3
-
-REWARD, VALIDATION, FULL = "#0072B2", "#D55E00", "#7F7F7F"
-"""Colors that color-blind readers can distinguish (Okabe and Ito)."""
-
-BASES = (REWARD, VALIDATION, "#009E73", "#CC79A7", "#E69F00")
-"""The colors of the bases; further bases begin again."""
-
-Points = Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A curve over seeds: the mean, lowest and highest value at each step. NaN values are left out.
-
-    Example:
-        Band(steps=(1, 2), mean=(0.3, 0.5), low=(0.2, 0.4), high=(0.4, 0.6))
-    """
-
-    steps: tuple[int, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-def combine(curves: Sequence[Points]) -> Band:
-    """Combine the curves of several seeds."""
-    values: dict[int, list[float]] = {}
-    for step, value in (point for curve in curves for point in curve):
-        if not math.isnan(value):
-            values.setdefault(step, []).append(value)
-    steps = sorted(values)
-    return Band(
-        tuple(steps),
-        tuple(sum(values[step]) / len(values[step]) for step in steps),
-        tuple(min(values[step]) for step in steps),
-        tuple(max(values[step]) for step in steps),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """The curves of a method by the seed of the base. ``full`` is the curve of the method that it ablates, if any."""
-
-    title: str
-    bases: Mapping[int, Band]
-    full: Band | None
-
-
-def make_panels(methods: Sequence[Method], results: Sequence[Result]) -> list[Panel]:
-    """Return a panel for each method that was trained."""
-    curves: dict[str, dict[int, list[Points]]] = {}
-    for result in results:
-        if result.training is not None:
-            curve = result.training.curve
-            points = tuple(zip(curve.attempts, curve.em, strict=True))
-            curves.setdefault(result.method, {}).setdefault(result.base, []).append(points)
-    full = {name: combine([one for seeds in of.values() for one in seeds]) for name, of in curves.items()}
-    return [
-        Panel(
-            method.title,
-            {base: combine(seeds) for base, seeds in sorted(curves[method.name].items())},
-            full.get(method.ablates or ""),
-        )
-        for method in methods
-        if method.name in curves
-    ]
+BASES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+"""Colors of the bases that color-blind readers can distinguish (Okabe and Ito); further bases begin again."""
 
 
 def draw(methods: Sequence[Method], results: Sequence[Result]) -> bytes:
-    """Return the picture as SVG. Equal results give equal bytes."""
-    panels = make_panels(methods, results)
+    """Return the learning curves as SVG: a panel for each trained method, a line and a band over seeds for each base.
+
+    Equal results give equal bytes.
+    """
+    curves: dict[str, dict[int, list[Curve]]] = {}
+    for result in results:
+        if result.training is not None:
+            curves.setdefault(result.method, {}).setdefault(result.base, []).append(result.training.curve)
+    panels = [method for method in methods if method.name in curves]
     rows = max(1, math.ceil(len(panels) / COLUMNS))
     # With a fixed salt the ids inside the file, and so its bytes, are the same each time.
     with rc_context({"svg.hashsalt": "agent-r1", "font.size": 9}):
         figure = Figure(figsize=(9.0, 0.8 + 1.9 * rows), layout="constrained")
         grid = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
-        for index, axes in enumerate(grid.flat):
-            if index < len(panels):
-                _draw_panel(axes, panels[index])
-                # A panel with no panel below it shows the numbers of attempts.
-                axes.tick_params(labelbottom=index + COLUMNS >= len(panels))
-            else:
-                axes.set_visible(False)
-        _add_legend(figure, sorted({base for panel in panels for base in panel.bases}))
+        for axes in grid.flat[len(panels) :]:
+            axes.set_visible(False)
+        for index, method in enumerate(panels):
+            axes = grid.flat[index]
+            axes.set_title(method.title, fontsize=9)
+            axes.set_ylim(-0.03, 1.03)
+            axes.axhline(GOAL, color="#7F7F7F", linestyle=":", linewidth=1)
+            axes.tick_params(labelbottom=index + COLUMNS >= len(panels))  # of the lowest panel in a column
+            for base, seeds in sorted(curves[method.name].items()):
+                points = list(zip(*(curve.em for curve in seeds), strict=False))  # a point for each step
+                steps, color = seeds[0].attempts[: len(points)], BASES[base % len(BASES)]
+                axes.fill_between(steps, [*map(min, points)], [*map(max, points)], color=color, alpha=0.15, linewidth=0)
+                axes.plot(steps, [*map(statistics.fmean, points)], color=color, linewidth=1.4, label=f"base {base}")
+        if panels:
+            figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=9, frameon=False)
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
-
-
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, fontsize=9)
-    axes.set_ylim(-0.03, 1.03)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
-    axes.axhline(GOAL, color=FULL, linestyle=":", linewidth=1)
-    if panel.full is not None:
-        axes.plot(panel.full.steps, panel.full.mean, color=FULL, linestyle="--", linewidth=1.2, zorder=3)
-    for base, band in panel.bases.items():
-        axes.fill_between(band.steps, band.low, band.high, color=_color(base), alpha=0.15, linewidth=0)
-        axes.plot(band.steps, band.mean, color=_color(base), linewidth=1.4)
-
-
-def _color(base: int) -> str:
-    return BASES[base % len(BASES)]
-
-
-def _add_legend(figure: Figure, bases: Sequence[int]) -> None:
-    """Add one legend for all panels."""
-    lines = [Line2D([], [], color=_color(base), label=f"base {base}") for base in bases]
-    lines.append(Line2D([], [], color=FULL, linestyle="--", label="with all masks, mean of all bases"))
-    figure.legend(handles=lines, loc="outside upper center", ncols=len(lines), frameon=False)
 
 
 class PaperConfig(BaseModel):
@@ -614,7 +452,7 @@ class PaperConfig(BaseModel):
     n: int = Field(default=100, ge=1)
     """Questions per split of each evaluation."""
 
-    out: Path = Path("docs/results.md")
+    out: Path = Path("runs/paper/report.md")
     """The file for the report; learning_curves.svg is written beside it."""
 
 
@@ -635,10 +473,7 @@ def select_experiments(config: PaperConfig, methods: Sequence[Method] = METHODS)
     """Return the experiments to run. A method without training is run once on each base.
 
     They are ordered by seed, then by base, so that an interrupted comparison has as many runs of one method as of
-    another.
-
-    Raises:
-        InvalidInput: if the method does not exist, or if settings contradict each other.
+    another. Raise InvalidInput if the method does not exist, or if settings contradict each other.
     """
     if config.method:
         return (_select_single(config, methods),)

@@ -1,4 +1,4 @@
-"""The report as Markdown: the compared methods, the tables, the learning curves, and how to reproduce them."""
+"""The report as Markdown: the tables, the learning curves, and how to reproduce them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,22 @@ from agent_r1.core.files import atomic_write
 from agent_r1.store.folder import run_folder
 from agent_r1.training.progress import Progress
 from research.paper.experiments import (
+    ABLATIONS,
     BASE_TOOL_CALL,
     GOAL,
     GRPO,
     METHODS,
     NAIVE_RAG,
     SAMPLES,
-    SOURCE,
     WINDOW,
     Base,
-    Curve,
     Method,
     PaperConfig,
     Result,
     Training,
     by_name,
-    median,
+    draw,
+    median_text,
     plan_experiment,
     prepare_base,
     select_experiments,
@@ -46,11 +45,7 @@ from research.paper.run_experiments import Failure, Outcomes, load_finished, run
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over ``count`` runs. ``half`` is half the width of its 95 % interval, None for a single run.
-
-    Example:
-        Estimate(mean=0.5, half=0.2484, count=3)
-    """
+    """A mean over ``count`` runs. ``half`` is half the width of its 95 % interval, None for a single run."""
 
     mean: float
     half: float | None
@@ -71,9 +66,6 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean and the 95 % interval, mean +- t * s / sqrt(n), t with n - 1 degrees of freedom (Student 1908).
 
-    Raises:
-        statistics.StatisticsError: if there are no values.
-
     Example:
         >>> estimate([0.4, 0.5, 0.6])
         Estimate(mean=0.5, half=0.2484..., count=3)
@@ -86,12 +78,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def student_975(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t with ``freedom`` >= 1 degrees of freedom, by bisection.
-
-    Example:
-        >>> student_975(2)
-        4.3026...
-    """
+    """Return the 97.5 % quantile of Student's t with ``freedom`` >= 1 degrees of freedom, by bisection."""
     low, high = 1.0, 13.0  # the quantile is 12.71 for 1 degree of freedom and falls to 1.96 as they grow
     for _ in range(60):
         middle = (low + high) / 2
@@ -116,37 +103,33 @@ NOTHING = "-"
 CRITIC_GOAL = 0.3
 """A method with a critic is compared if its critic explains more than this share of the variance of the returns."""
 
-PAPER_COLUMN = "paper: average"
-
 Measure = Callable[[Result], float]
 
 Run = tuple[int, int]
 """The seeds of the base and of the training."""
 
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table of text.
-
-    Example:
-        TextTable(("method", "style-a"), (("GRPO", "0.997 ± 0.007"),))
-    """
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+TextTable = tuple[tuple[str, ...], ...]
+"""The rows of a table of text; the first has the titles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a comparison by method and run. ``planned`` holds the number of runs that each method should have.
-
-    Example:
-        Results({"grpo": {(0, 0): result}}, ("style-a",), {"grpo": 9})
-    """
+    """The results of a comparison by method and run; ``planned`` is the number of runs that a method should have."""
 
     by_method: Mapping[str, Mapping[Run, Result]]
-    splits: tuple[str, ...]
     planned: Mapping[str, int]
+
+    @classmethod
+    def of_all(cls, results: Iterable[Result], planned: Mapping[str, int]) -> Results:
+        by_method: dict[str, dict[Run, Result]] = {}
+        for result in results:
+            by_method.setdefault(result.method, {})[result.base, result.seed] = result
+        return cls(by_method, planned)
+
+    @property
+    def splits(self) -> list[str]:
+        runs = (result for runs in self.by_method.values() for result in runs.values())
+        return list(dict.fromkeys(split for result in runs for split in result.scores))
 
     def of(self, method: Method) -> Mapping[Run, Result]:
         return self.by_method.get(method.name, {})
@@ -160,15 +143,15 @@ class Results:
         return [result.training for result in self.of(method).values() if result.training is not None]
 
     def mean(self, method: Method, measure: Measure) -> Estimate | None:
-        """Return the estimate of a measure over the runs of a method, None if there are no results."""
         values = [measure(result) for result in self.of(method).values()]
         return estimate(values) if values else None
 
     def pairs(self, method: Method, other: Method) -> list[tuple[Result, Result]]:
         """Return the results of two methods with the same base and seed. A method without training pairs by base."""
-        others = self.of(other)
-        own = self.of(method).items()
-        found = [(result, others.get((base, seed if other.trains else 0))) for (base, seed), result in own]
+        found = [
+            (result, self.of(other).get((base, seed if other.trains else 0)))
+            for (base, seed), result in self.of(method).items()
+        ]
         return [(result, paired) for result, paired in found if paired is not None]
 
     def explained_variance(self, method: Method) -> Estimate | None:
@@ -176,16 +159,6 @@ class Results:
         found = [training.explained_variance for training in self.trainings(method)]
         values = [value for value in found if value is not None]
         return estimate(values) if values else None
-
-
-def gather(results: Iterable[Result], planned: Mapping[str, int]) -> Results:
-    """Group results by method and run; ``planned`` is the number of runs of each method."""
-    by_method: dict[str, dict[Run, Result]] = {}
-    splits: dict[str, None] = {}
-    for result in results:
-        by_method.setdefault(result.method, {})[result.base, result.seed] = result
-        splits |= dict.fromkeys(result.scores)
-    return Results(by_method, tuple(splits), planned)
 
 
 def counted(methods: Sequence[Method], results: Results) -> list[Method]:
@@ -205,34 +178,27 @@ def counted(methods: Sequence[Method], results: Results) -> list[Method]:
 
 def exact_match_table(methods: Sequence[Method], results: Results) -> TextTable:
     """Return exact match, greedy and sampled, on each split and on average, and the paper's average."""
-    columns = [f"{kind}, {split}" for kind in ("greedy", "sampled") for split in (*results.splits, "average")]
-    header = ("method", *columns, PAPER_COLUMN)
-    measures = [*map(greedy_on, results.splits), greedy, *map(sampled_on, results.splits), sampled]
+
+    def on(split: str, kind: str) -> Measure:
+        return lambda result: result.scores[split].greedy if kind == "greedy" else result.scores[split].sampled
+
+    columns: dict[str, Measure] = {}
+    for kind in ("greedy", "sampled"):
+        columns |= {f"{kind}, {split}": on(split, kind) for split in results.splits}
+        columns[f"{kind}, average"] = _average(kind)
     rows = [
         (
             results.title(method),
-            *(format_estimate(results.mean(method, measure)) for measure in measures),
-            NOTHING if method.figures is None else f"{method.figures.average:.4f}",
+            *(format_estimate(results.mean(method, measure)) for measure in columns.values()),
+            NOTHING if method.paper is None else f"{method.paper:.4f}",
         )
         for method in methods
     ]
-    return TextTable(header, tuple(rows))
+    return (("method", *columns, "paper: average"), *rows)
 
 
-def greedy(result: Result) -> float:
-    return result.greedy
-
-
-def sampled(result: Result) -> float:
-    return result.sampled
-
-
-def greedy_on(split: str) -> Measure:
-    return lambda result: result.scores[split].greedy
-
-
-def sampled_on(split: str) -> Measure:
-    return lambda result: result.scores[split].sampled
+def _average(kind: str) -> Measure:
+    return lambda result: result.greedy if kind == "greedy" else result.sampled
 
 
 def efficiency_table(methods: Sequence[Method], results: Results) -> TextTable:
@@ -243,34 +209,33 @@ def efficiency_table(methods: Sequence[Method], results: Results) -> TextTable:
         *(f"attempts, base {base}" for base in bases),
         *("clipped tokens", "explained variance"),
     )
-    return TextTable(header, tuple(_efficiency_row(method, results, bases) for method in methods))
-
-
-def _efficiency_row(method: Method, results: Results, bases: Sequence[int]) -> tuple[str, ...]:
-    trainings = results.trainings(method)
-    if not trainings:
-        return (results.title(method), *[NOTHING] * (len(bases) + 5))
-    runs = [(base, run.training.curve) for (base, _), run in results.of(method).items() if run.training is not None]
-    by_base = [[curve.attempts_to_goal() for own, curve in runs if own == base] for base in bases]
-    return (
-        results.title(method),
-        f"{sum(curve.reached() is not None for _, curve in runs)} of {len(runs)}",
-        str(median([curve.attempts_to_goal() for _, curve in runs])),
-        str(median([curve.tokens_to_goal() for _, curve in runs])),
-        *(str(median(numbers)).partition(" ")[0] if numbers else NOTHING for numbers in by_base),
-        format_estimate(estimate([training.clip_fraction for training in trainings])),
-        format_estimate(results.explained_variance(method), digits=2),
-    )
+    rows = []
+    for method in methods:
+        runs = {key: run.training.curve for key, run in results.of(method).items() if run.training is not None}
+        attempts = {key: curve.until_goal(curve.attempts) for key, curve in runs.items()}
+        by_base = [[count for (own, _), count in attempts.items() if own == base] for base in bases]
+        row = (
+            (
+                f"{sum(map(math.isfinite, attempts.values()))} of {len(runs)}",
+                median_text([*attempts.values()]),
+                median_text([curve.until_goal(curve.tokens) for curve in runs.values()]),
+                *(median_text(counts).partition(" ")[0] if counts else NOTHING for counts in by_base),
+                format_estimate(estimate([training.clip_fraction for training in results.trainings(method)])),
+                format_estimate(results.explained_variance(method), digits=2),
+            )
+            if runs
+            else (NOTHING,) * (len(header) - 1)
+        )
+        rows.append((results.title(method), *row))
+    return (header, *rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A method compared with another one, run by run.
+    """The differences of a method to another one, run by run, of averages over splits.
 
-    Attributes:
-        attempts: the difference of the attempts until the goal; None if one of the two was not trained.
-        sampled: the difference of sampled exact match, the average over splits.
-        greedy: the difference of greedy exact match.
+    ``attempts`` until the goal is None if one of the two was not trained. A run without success counts with all its
+    attempts.
     """
 
     method: Method
@@ -283,61 +248,42 @@ class Compared:
 
 def compare_with(methods: Sequence[Method], other: Method, results: Results) -> list[Compared]:
     """Compare each method with ``other``, run by run. Methods without pairs are left out."""
+
+    def attempts(training: Training) -> float:
+        return min(training.curve.until_goal(training.curve.attempts), training.curve.attempts[-1])
+
     found = []
     for method in methods:
         pairs = [] if method == other else results.pairs(method, other)
         if pairs:
-            trainings = [(one.training, two.training) for one, two in pairs]
-            attempts = [_attempts_apart(one, two) for one, two in trainings if one is not None and two is not None]
-            found.append(
-                Compared(
-                    method,
-                    other,
-                    len(pairs),
-                    estimate(attempts) if attempts else None,
-                    estimate([one.sampled - two.sampled for one, two in pairs]),
-                    estimate([one.greedy - two.greedy for one, two in pairs]),
-                )
+            trained = [(a.training, b.training) for a, b in pairs]
+            apart = [attempts(a) - attempts(b) for a, b in trained if a is not None and b is not None]
+            sampled, greedy = (
+                estimate([of(a) - of(b) for a, b in pairs]) for of in map(_average, ("sampled", "greedy"))
             )
+            found.append(Compared(method, other, len(pairs), estimate(apart) if apart else None, sampled, greedy))
     return found
-
-
-def _attempts_apart(one: Training, other: Training) -> float:
-    """Return the difference of the attempts until the goal. A run without success counts with all its attempts."""
-
-    def attempts(curve: Curve) -> float:
-        return min(curve.attempts_to_goal(), curve.attempts[-1])
-
-    return attempts(one.curve) - attempts(other.curve)
 
 
 def difference_table(compared: Sequence[Compared]) -> TextTable:
     """Return the differences with their verdicts, and the paper's difference of the averages."""
-    header = (
-        "method",
-        "compared with",
-        "pairs",
-        "attempts",
-        "result",
-        "sampled",
-        "result",
-        "greedy",
-        "result",
-        "paper",
-    )
-    return TextTable(header, tuple(_difference_row(one) for one in compared))
+    kinds = ("attempts", "result", "sampled", "result", "greedy", "result")
+    rows = [
+        (
+            *(one.method.title, one.other.title, str(one.pairs)),
+            format_estimate(one.attempts, digits=0, sign="+,"),
+            NOTHING if one.attempts is None else one.attempts.verdict,
+            *(format_estimate(one.sampled, sign="+"), one.sampled.verdict),
+            *(format_estimate(one.greedy, sign="+"), one.greedy.verdict),
+            _difference(one.method.paper, one.other.paper),
+        )
+        for one in compared
+    ]
+    return (("method", "compared with", "pairs", *kinds, "paper"), *rows)
 
 
-def _difference_row(one: Compared) -> tuple[str, ...]:
-    figures, others = one.method.figures, one.other.figures
-    return (
-        *(one.method.title, one.other.title, str(one.pairs)),
-        format_estimate(one.attempts, digits=0, sign="+,"),
-        NOTHING if one.attempts is None else one.attempts.verdict,
-        *(format_estimate(one.sampled, sign="+"), one.sampled.verdict),
-        *(format_estimate(one.greedy, sign="+"), one.greedy.verdict),
-        NOTHING if figures is None or others is None else f"{figures.average - others.average:+.4f}",
-    )
+def _difference(paper: float | None, other: float | None) -> str:
+    return NOTHING if paper is None or other is None else f"{paper - other:+.4f}"
 
 
 def format_estimate(estimate: Estimate | None, digits: int = 3, sign: str = "") -> str:
@@ -353,251 +299,112 @@ def format_estimate(estimate: Estimate | None, digits: int = 3, sign: str = "") 
     return mean if estimate.half is None else f"{mean} ± {estimate.half:{sign.strip('+')}.{digits}f}"
 
 
-INTRODUCTION = f"""\
-# The paper's comparison in miniature
+def markdown(table: TextTable) -> str:
+    """Return a table in Markdown, with a newline at the end."""
+    header, *rows = (f"| {' | '.join(line)} |" for line in table)
+    return "\n".join([header, "|" + "---|" * len(table[0]), *rows, ""])
 
-Agent-R1's paper ({SOURCE}) trains Qwen2.5-3B-Instruct to answer questions of HotpotQA and 2WikiMultihopQA with a
-search over Wikipedia. Here the same methods train models of 0.2M parameters on TinyWiki, a generated encyclopedia with
-a search tool. The paper's figures are for reference only: neither the order of the methods nor their ratios can be
-compared.
 
-The models are tiny-base (base 0) and bases that were pretrained in the same way with other seeds. Their pretraining
-holds no right transcript of two hops, and no stage asks for three: three-hop measures whether the trained agent
-generalizes to longer questions. Naive RAG, the simplest baseline, cannot answer more than the one-hop questions, which
-are a quarter of style-a and of style-b, and none of three-hop.
+SETTING = f"""\
+Agent-R1's paper (arXiv 2511.14460v1) trains Qwen2.5-3B-Instruct on questions of HotpotQA and 2WikiMultihopQA. Here the
+same methods train models of 0.2M parameters on TinyWiki. The paper's figures are for reference only.
+
+- A seed determines the training questions, the sampling and newly initialized weights. A method without training is
+  measured once on each base. A batch is divided into two optimizer steps, so that clips act.
+- **Attempts to {GOAL}**: until exact match of the training attempts has a mean of {GOAL} over {WINDOW} steps. Medians
+  over runs, with 95 % intervals by a bootstrap over runs; a run that does not get there counts as "never".
+- **Exact match** of the last weights: one greedy attempt and {SAMPLES} attempts at temperature 1 at each question. A
+  mean over runs ± half of its 95 % interval by Student's t; an interval says little about bases in general.
+- **Differences** are means over pairs of runs with the same base and seed. A difference whose interval includes 0 is
+  not resolved.
+- A method with a critic is compared only if its critic explains more than {CRITIC_GOAL} of the variance of the returns.
 """
-
-SETTING = """\
-- **Runs.** Each method that trains has {seeds} on each of {bases}. A seed determines the training questions, the
-  sampling and newly initialized weights. A method without training is measured once on each base.
-- **Algorithms differ.** A batch is divided into two optimizer steps, so that the importance ratios of the second are
-  not 1 and clips act: the column of clipped tokens shows how much.
-- **Attempts to {goal}.** Exact match of the training attempts, which are sampled at temperature 1 at questions that are
-  each asked once, first has a mean of {goal} over {window} steps. This measure is not saturated if all methods end at
-  the ceiling. Tokens are the sampled ones. Figures are medians over runs (of an even number, the lower middle value),
-  with 95 % intervals by a bootstrap over runs (of three runs, their range). A run that does not get there counts as
-  "never". A run has {steps} steps of 16 questions with 16 attempts.
-- **Exact match** of the last weights is measured on {questions} questions per split, with one greedy attempt and
-  {samples} attempts sampled at temperature 1. A figure is a mean over runs ± half the width of its 95 % interval by
-  Student's t. Runs count as independent draws although some share a base, so an interval says little about bases in
-  general.
-- **Differences** are means over pairs of runs with the same base and the same seed. A difference whose interval
-  includes 0 is not resolved: it may be zero, or too small or too noisy to see. Of twenty differences that are zero, one
-  is resolved by chance. In differences of attempts, a run that never gets there counts with all its attempts.
-- **Critics.** A method with a critic is compared only if its critic explains more than {critic} of the variance of the
-  returns (predicted before the update, mean over the last third of the steps and over runs). With lambda below 1 the
-  returns that a critic learns include its own values, which makes its share larger. Methods with masks switched off
-  count with the critic of their full method.
-"""
-
-MASKS = """\
-The masks are switched off one after the other. Differences are to the method with all its masks. PPO has lambda 0.95
-here: with lambda 1, GAE is the return minus the value, whatever tokens are between, so that the advantage mask could
-not show its effect.
-"""
-
-CURVES = """\
-## Learning curves
-
-![Learning curves]({picture})
-
-Exact match of the training attempts over attempts. Lines are means over the seeds of a base, bands reach from the
-lowest seed to the highest, and the dotted line is the goal. Methods that are not compared have curves too.
-"""
-
-MIXED = " It changed between experiments; remove runs/paper to run all of them again."
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The contents of a report.
-
-    Attributes:
-        command: the command that makes the report.
-        methods: the methods of the comparison.
-        bases: the base models.
-        seeds: the number of seeds of a method that trains.
-        outcomes: the results, and the experiments that failed.
-        picture: the path of the learning curves relative to the report.
-    """
+    """The contents of a report: its command, the methods, the bases, the seeds of a method that trains, the results."""
 
     command: str
     methods: tuple[Method, ...]
     bases: tuple[Base, ...]
     seeds: int
     outcomes: Outcomes
-    picture: str
 
     @property
-    def planned(self) -> Mapping[str, int]:
-        """The number of runs that each method should have."""
-        return {method.name: len(self.bases) * (self.seeds if method.trains else 1) for method in self.methods}
+    def results(self) -> Results:
+        planned = {method.name: len(self.bases) * (self.seeds if method.trains else 1) for method in self.methods}
+        return Results.of_all(self.outcomes.results, planned)
 
 
 def make_document(report: Report) -> str:
     """Return the whole report as Markdown."""
-    results = gather(report.outcomes.results, report.planned)
+    results = report.results
     made = [method for method in report.methods if results.of(method)]
     methods = counted(made, results)
+    trained = [method for method in methods if method.trains and method not in ABLATIONS and method.ablates is None]
+    known = by_name(methods)
+    ablations = [method for method in methods if method.ablates in known]
+    masks = [method for method in methods if method in ablations or method.name in {one.ablates for one in ablations}]
+    to_full = [one for method in ablations for one in compare_with([method], known[method.ablates or ""], results)]
+    baselines = (NAIVE_RAG, BASE_TOOL_CALL, known.get("grpo", GRPO))
+    apart = [method for method in made if method not in methods]
     parts = [
-        INTRODUCTION,
-        f"Made by\n\n    {report.command}\n",
-        *([_failed(report.outcomes.failures)] if report.outcomes.failures else []),
-        "## Setting\n",
-        _setting(report),
-        *_missing(report, results),
-        *_methods_section([method for method in methods if method.table == 3], results),
-        *_masks_section(methods, results),
-        *_left_out([method for method in made if method not in methods], results),
-        CURVES.format(picture=report.picture),
+        f"# The paper's comparison in miniature\n\nMade by\n\n    {report.command}\n",
+        SETTING,
+        _incomplete(report),
+        "## Table 3: methods\n",
+        markdown(efficiency_table(trained, results)),
+        markdown(exact_match_table([method for method in methods if method in trained or not method.trains], results)),
+        markdown(difference_table([one for other in baselines for one in compare_with(trained, other, results)])),
+        "## Table 4: masks switched off one after the other\n",
+        markdown(efficiency_table(masks, results)),
+        markdown(exact_match_table(masks, results)),
+        markdown(difference_table(to_full)),
+        *(
+            ["## Not compared: the critic explains too little\n", markdown(efficiency_table(apart, results))]
+            if apart
+            else []
+        ),
+        *([markdown(exact_match_table(apart, results))] if apart else []),
+        f"## Learning curves\n\n![Learning curves]({PICTURE})\n",
         _provenance(report),
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
-def _setting(report: Report) -> str:
-    results = report.outcomes.results
-    questions = {score.n for result in results for score in result.scores.values()}
-    steps = {len(result.training.curve.em) for result in results if result.training is not None}
-    return SETTING.format(
-        seeds=_count(report.seeds, "seed"),
-        bases=_count(len(report.bases), "base"),
-        steps=" or ".join(map(str, sorted(steps))),
-        goal=GOAL,
-        window=WINDOW,
-        questions=" or ".join(map(str, sorted(questions))),
-        samples=SAMPLES,
-        critic=CRITIC_GOAL,
-    )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"one {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _missing(report: Report, results: Results) -> list[str]:
-    """Return a paragraph on runs that were planned and not made; [] if there are none."""
-    planned, made = sum(report.planned.values()), len(report.outcomes.results)
-    if made == planned:
-        return []
-    without = [method.title for method in report.methods if not results.of(method)]
-    none = f" There are no runs of: {'; '.join(without)}." if without else ""
-    text = f"{made} of {planned} were made; a method that has fewer than planned has their number beside its name."
-    return [f"**Fewer runs than planned.** {text}{none}\n"]
-
-
-def _methods_section(methods: Sequence[Method], results: Results) -> list[str]:
-    trained = [method for method in methods if method.trains]
-    baselines = [compare_with(trained, other, results) for other in (NAIVE_RAG, BASE_TOOL_CALL)]
-    to_grpo = compare_with(trained, by_name(methods).get("grpo", GRPO), results)
-    return [
-        "## Table 3: methods\n",
-        "Attempts and tokens until half of the sampled attempts are right:\n",
-        markdown(efficiency_table(trained, results)),
-        "Exact match of the last weights:\n",
-        markdown(exact_match_table(methods, results)),
-        "Differences, in the averages over splits for exact match:\n",
-        markdown(difference_table([one for compared in (*baselines, to_grpo) for one in compared])),
-        *(_findings(compared) for compared in (*baselines, to_grpo) if compared),
+def _incomplete(report: Report) -> str:
+    planned, made = sum(report.results.planned.values()), len(report.outcomes.results)
+    without = [method.title for method in report.methods if not report.results.of(method)]
+    lines = [
+        *([f"- {made} of {planned} runs were made."] if made < planned else []),
+        *([f"- There are no runs of: {'; '.join(without)}."] if without else []),
+        *(f"- Failed: {_line(failure)}" for failure in report.outcomes.failures),
     ]
+    return "\n".join(["## Missing\n", *lines, ""]) if lines else ""
 
 
-def _masks_section(methods: Sequence[Method], results: Results) -> list[str]:
-    known = by_name(methods)
-    fulls = dict.fromkeys(method.ablates for method in methods if method.ablates in known)
-    shown = [method for method in methods if method.ablates in known or method.name in fulls]
-    compared = [
-        one
-        for name in fulls
-        if name is not None
-        for one in compare_with([method for method in methods if method.ablates == name], known[name], results)
-    ]
-    heading = ["## Table 4: masks switched off\n", MASKS]
-    if not compared:
-        return [*heading, "None of these methods is compared: see below.\n"]
-    return [
-        *heading,
-        markdown(efficiency_table(shown, results)),
-        markdown(exact_match_table(shown, results)),
-        markdown(difference_table(compared)),
-        *(_findings([one for one in compared if one.other.name == name]) for name in fulls),
-    ]
-
-
-def _findings(compared: Sequence[Compared]) -> str:
-    """Return one sentence per measure that says in which direction the differences are resolved."""
-    lines = []
-    measures = {
-        "attempts to the goal": [(one.method, one.attempts) for one in compared],
-        "sampled exact match": [(one.method, one.sampled) for one in compared],
-        "greedy exact match": [(one.method, one.greedy) for one in compared],
-    }
-    for name, differences in measures.items():
-        verdicts: dict[str, list[str]] = {}
-        for method, difference in differences:
-            if difference is not None:
-                verdicts.setdefault(difference.verdict, []).append(method.title)
-        texts = [f"{verdict} with {', '.join(titles)}" for verdict, titles in verdicts.items()]
-        if texts:
-            lines.append(f"- Compared with {compared[0].other.title}, {name}: {'; '.join(texts)}.")
-    return "\n".join(lines) + "\n"
-
-
-def _left_out(methods: Sequence[Method], results: Results) -> list[str]:
-    """Return the section on methods whose critics explain too little; [] if there are none."""
-    if not methods:
-        return []
-    return [
-        "## Not compared\n",
-        f"The critics of these methods, or of their full methods, did not explain more than {CRITIC_GOAL} of "
-        "the\nvariance, so these figures do not test a critic.\n",
-        markdown(efficiency_table(methods, results)),
-        markdown(exact_match_table(methods, results)),
-    ]
-
-
-def markdown(table: TextTable) -> str:
-    """Return a table in Markdown, with a newline at the end.
-
-    Example:
-        >>> print(markdown(TextTable(("method", "em"), (("GRPO", "1.0"),))))
-        | method | em |
-        |---|---|
-        | GRPO | 1.0 |
-    """
-    header, *rows = (f"| {' | '.join(line)} |" for line in (table.header, *table.rows))
-    return "\n".join([header, "|" + "---|" * len(table.header), *rows, ""])
-
-
-def _failed(failures: Sequence[Failure]) -> str:
-    lines = "\n".join(
-        f"- {failure.method}, base {failure.base}, seed {failure.seed}: {failure.reason}" for failure in failures
-    )
-    return f"## Failed experiments\n\nThe tables do not include them.\n\n{lines}\n"
+def _line(failure: Failure) -> str:
+    return f"{failure.method} base {failure.base} seed {failure.seed}: {failure.reason}"
 
 
 def _provenance(report: Report) -> str:
-    """Return the section with the commands of each method, the bases, the versions and the hash of the code."""
     results = report.outcomes.results
+    provenances = [result.provenance for result in results]
+    versions = [", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in provenances]
+    codes = dict.fromkeys(one.code for one in provenances)
+    mixed = " It changed between experiments; remove runs/paper to run all of them again." if len(codes) > 1 else ""
     first = [result for result in results if (result.base, result.seed) == (0, 0)]
-    codes = dict.fromkeys(result.provenance.code for result in results)
-    versions = dict.fromkeys(_versions(result) for result in results)
-    processors = dict.fromkeys(result.provenance.processor for result in results)
     lines = [
-        "## Commands\n",
-        "These are the commands for base 0 and seed 0; all other settings come from TinyWiki's recipe.\n",
+        "## Commands for base 0 and seed 0\n",
         *(f"    {command}" for result in first for command in result.commands),
         "",
         *(f"- Base {base.seed}: {base.model}, weights {base.digest}." for base in report.bases),
-        f"- Processor: {'; '.join(processors)}, one thread.",
-        f"- Versions: {'; '.join(versions)}.",
-        f"- Hash of the code: {', '.join(codes)}.{MIXED if len(codes) > 1 else ''}",
+        f"- Processor: {'; '.join(dict.fromkeys(one.processor for one in provenances))}, one thread.",
+        f"- Versions: {'; '.join(dict.fromkeys(versions))}.",
+        f"- Hash of the code: {', '.join(codes)}.{mixed}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _versions(result: Result) -> str:
-    return ", ".join(f"{name} {version}" for name, version in result.provenance.versions.items())
 
 
 EXPERIMENTS = "paper"
@@ -623,21 +430,15 @@ class Comparison:
         failures = self.outcomes.failures
         if failures:
             total = len(failures) + len(self.outcomes.results)
-            reasons = "; ".join(
-                f"{failure.method} base {failure.base} seed {failure.seed}: {failure.reason}" for failure in failures
-            )
-            raise ExperimentsFailed(f"{len(failures)} of {total} experiments failed: {reasons}")
+            raise ExperimentsFailed(f"{len(failures)} of {total} experiments failed: {'; '.join(map(_line, failures))}")
 
 
 def compare(config: PaperConfig, progress: Progress, methods: Sequence[Method] = METHODS) -> Comparison:
     """Run the selected experiments that have no result yet, and write the report if the whole comparison is selected.
 
-    Raises:
-        InvalidInput: before any experiment runs, if one of them cannot run or if the picture cannot be drawn.
+    Raise InvalidInput, before any experiment runs, if one of them cannot run.
     """
     selected = select_experiments(config, methods)
-    if not config.method:
-        _require_matplotlib()
     folder = run_folder(EXPERIMENTS)
     bases = {seed: prepare_base(seed, folder, progress) for seed in sorted({one.base for one in selected})}
     experiments = [plan_experiment(one.method, bases[one.base], one.seed, config.n, config.steps) for one in selected]
@@ -647,26 +448,16 @@ def compare(config: PaperConfig, progress: Progress, methods: Sequence[Method] =
         outcomes = asyncio.run(run_experiments(experiments, folder, config.jobs, progress))
     chosen = tuple(by_name(one.method for one in selected).values())
     seeds = len({one.seed for one in selected})
-    report = Report(command_of(config), chosen, tuple(bases.values()), seeds, outcomes, PICTURE)
-    table = exact_match_table(chosen, gather(outcomes.results, report.planned))
+    report = Report(command_of(config), chosen, tuple(bases.values()), seeds, outcomes)
+    table = exact_match_table(chosen, report.results)
     return Comparison(outcomes, table, () if config.method else write_report(report, config.out))
-
-
-def _require_matplotlib() -> None:
-    try:
-        import_module("matplotlib")
-    except ImportError as error:
-        do = "pip install matplotlib, which draws the learning curves; --method does not need it"
-        raise InvalidInput("matplotlib", got=f"{error}", do=do) from None
 
 
 def write_report(report: Report, out: Path) -> tuple[Path, ...]:
     """Write the report and, beside it, its picture, and return their paths. Write nothing if there are no results."""
-    from research.paper.experiments import draw
-
     if not report.outcomes.results:
         return ()
-    picture = out.with_name(report.picture)
+    picture = out.with_name(PICTURE)
     try:
         atomic_write(picture, draw(report.methods, report.outcomes.results))
         atomic_write(out, make_document(report).encode())
@@ -687,8 +478,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def render_comparison(comparison: Comparison) -> Group:
     """Return the comparison for a terminal: exact match, and the paths that were written."""
-    grid = Table(*(escape(title) for title in comparison.table.header), box=box.SIMPLE_HEAD)
-    for row in comparison.table.rows:
+    grid = Table(*map(escape, comparison.table[0]), box=box.SIMPLE_HEAD)
+    for row in comparison.table[1:]:
         grid.add_row(*map(escape, row))
     return Group(grid, *(escape(str(path)) for path in comparison.written))
 

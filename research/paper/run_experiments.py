@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
@@ -51,25 +50,16 @@ class Outcomes:
     failures: tuple[Failure, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedProcess:
-    """A finished process: its exit code (negative: the signal's number), the last line of stdout, and stderr."""
-
-    code: int
-    last_line: str
-    stderr: bytes
-
-
 async def run_experiments(experiments: Sequence[Experiment], folder: Path, jobs: int, progress: Progress) -> Outcomes:
     """Run the experiments that have no result in ``folder``, ``jobs`` at a time. A failure does not stop the others.
 
     Cancelling ends the running processes; finished results are kept.
-
-    Raises:
-        InvalidInput: if a saved result cannot be read.
     """
     saved = [load_result(result_file(folder, experiment)) for experiment in experiments]
-    _print_saved(saved, progress)
+    done, current = [result for result in saved if result is not None], current_provenance()
+    older = sum(result.provenance != current for result in done)
+    note = f", {older} of them by other code or library versions" if older else ""
+    progress.print_line(f"{len(done)} of {len(saved)} experiments are done already{note}")
     slots = asyncio.Semaphore(jobs)
 
     async def run_unless_saved(experiment: Experiment, result: Result | None) -> Result | Failure:
@@ -90,17 +80,9 @@ async def run_experiments(experiments: Sequence[Experiment], folder: Path, jobs:
 
 
 def load_finished(experiments: Sequence[Experiment], folder: Path) -> Outcomes:
-    """Return the results that ``folder`` holds already. Raises InvalidInput if a saved result cannot be read."""
+    """Return the results that ``folder`` holds already."""
     saved = (load_result(result_file(folder, experiment)) for experiment in experiments)
     return Outcomes(tuple(result for result in saved if result is not None), ())
-
-
-def _print_saved(saved: Sequence[Result | None], progress: Progress) -> None:
-    results = [result for result in saved if result is not None]
-    current = current_provenance()
-    older = sum(result.provenance != current for result in results)
-    note = f", {older} of them by other code or library versions" if older else ""
-    progress.print_line(f"{len(results)} of {len(saved)} experiments are done already{note}")
 
 
 def _summary(outcome: Result | Failure) -> str:
@@ -112,19 +94,21 @@ def _summary(outcome: Result | Failure) -> str:
 
 
 async def _run(experiment: Experiment, folder: Path, progress: Progress) -> Result | Failure:
-    run = _unused_folder(folder / experiment.name)
-    commands = experiment.commands(str(run))
-    provenance = current_provenance()
-    report: dict[str, Any] = {}
+    # An interrupted run is left as it is: the folder is the first of NAME, NAME-2, NAME-3 .. that does not exist.
+    names = (experiment.name, *(f"{experiment.name}-{number}" for number in range(2, 1000)))
+    run = next(path for name in names if not os.path.lexists(path := folder / name))
+    provenance, report = current_provenance(), {}
     try:
-        for command in commands:
+        for command in experiment.commands(str(run)):
             progress.print_line(f"{experiment.title}: agent-r1 {' '.join(command)}")
-            process = await _execute(*command, "--json", "--quiet")
-            if process.code != 0:
+            code, stdout, stderr = await _execute(*command, "--json", "--quiet")
+            if code != 0:
                 log = folder / f"{experiment.name}.log"
-                atomic_write(log, process.stderr)
-                return _failure(experiment, f"{_reason(process)} (full output: {log})")
-            report = json.loads(process.last_line)
+                atomic_write(log, stderr)
+                last = stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {code}"]
+                reason = f"killed by {signal.Signals(-code).name}" if code < 0 else last[0].removeprefix("agent-r1: ")
+                return _failure(experiment, f"{reason} (full output: {log})")
+            report = json.loads(stdout.splitlines()[-1])
         result = _make_result(experiment, run, provenance, report)
         save_result(result_file(folder, experiment), result)
     except (OSError, AgentR1Error) as error:  # a full disk, an unreadable run
@@ -136,14 +120,8 @@ def _failure(experiment: Experiment, reason: str) -> Failure:
     return Failure(experiment.method.name, experiment.base.seed, experiment.seed, reason)
 
 
-def _unused_folder(folder: Path) -> Path:
-    """Return the first of NAME, NAME-2, NAME-3 .. that does not exist. An interrupted run is left as it is."""
-    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2)))
-    return next(path for path in names if not os.path.lexists(path))
-
-
-async def _execute(*arguments: str) -> FinishedProcess:
-    """Run an agent-r1 command in its own process. Cancelling kills the process."""
+async def _execute(*arguments: str) -> tuple[int, bytes, bytes]:
+    """Run an agent-r1 command in its own process; return exit code, stdout and stderr. Cancelling kills the process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agent_r1.cli", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -157,19 +135,12 @@ async def _execute(*arguments: str) -> FinishedProcess:
             process.kill()  # the run store survives it
             await process.wait()
     assert process.returncode is not None, "communicate waits for the end"
-    return FinishedProcess(process.returncode, "".join(stdout.decode().splitlines()[-1:]), stderr)
-
-
-def _reason(process: FinishedProcess) -> str:
-    if process.code < 0:
-        return f"killed by {signal.Signals(-process.code).name}"
-    lines = [line for line in process.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("agent-r1: ") if lines else f"exit code {process.code}"
+    return process.returncode, stdout, stderr
 
 
 def _make_result(experiment: Experiment, run: Path, provenance: Provenance, report: dict[str, Any]) -> Result:
     """Return the result in the JSON object ``report`` that ``eval`` printed last."""
-    key = experiment.method.table_key
+    key = "trained" if experiment.method.trains else experiment.method.name
     greedy, sampled = report["table"][key], report["pass_at_k"][key]["cells"]
     return Result(
         method=experiment.method.name,

@@ -47,25 +47,3 @@ def test_a_single_experiment_runs_without_a_report(run, tmp_path: Path) -> None:
     assert (result["method"], result["seed"], result["scores"]["style-a"]["n"]) == ("base-tool-call", 7, 2)
     assert "Base" in run(*arguments)[1]
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["runs"], "no report is written"
-
-
-def test_help_shows_every_setting(run) -> None:
-    code, out, _ = run("--help")
-    assert code == 0 and out.startswith("Usage: python -m research.paper")
-    assert all(
-        f"--{name}" in out
-        for name in (
-            "seeds",
-            "bases",
-            "jobs",
-            "finished",
-            "method",
-            "seed",
-            "base",
-            "steps",
-            "n",
-            "out",
-            "json",
-            "quiet",
-        )
-    )
