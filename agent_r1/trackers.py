@@ -75,18 +75,16 @@ class AttemptSample:
 
     @property
     def summary(self) -> str:
-        rewards = (f"{name} {value}" for name, value in self.rewards.items())
-        return ", ".join([self.status, *rewards])
+        return ", ".join([self.status, *(f"{name} {value}" for name, value in self.rewards.items())])
 
     @property
     def text(self) -> str:
-        return "\n".join([self.name, self.summary, *map(_message_text, self.messages)])
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    lines = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
-    return "\n".join([f"[{message['role']}] {message['content']}".rstrip(), *lines])
+        lines = [self.name, self.summary]
+        for message in self.messages:
+            lines.append(f"[{message['role']}] {message['content']}".rstrip())
+            for call in (call["function"] for call in message.get("tool_calls", ())):
+                lines.append(f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})")
+        return "\n".join(lines)
 
 
 class Tracker(Protocol):
@@ -148,16 +146,14 @@ class MlflowTracker:
             self._id = saved
             self._client.update_run(saved, status="RUNNING")
             return
-        self._id = self._client.create_run(self._experiment(), run_name=run.name).info.run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
         run.save_id("mlflow", self._id)
         params = [self._entities.Param(_valid_name(name), str(value)) for name, value in run.settings.items()]
         for first in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MAX_PARAMS])
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -151,30 +151,15 @@ class Customer:
         heard = said[-1].text
         if "?" not in heard:
             return Reply("", end=True)
-        asked = " ".join(each for each in SENTENCE.findall(heard) if _asks(each)).lower()
+        asked = " ".join(each for each in SENTENCE.findall(heard) if "?" in each).lower()
         topics = [topic for topic in ("number", "colour", "city") if topic in asked]
         return Reply("One question at a time, please." if len(topics) > 1 else _answer(task.data["wish"], *topics))
-
-
-def _asks(sentence: str) -> bool:
-    return "?" in sentence
 
 
 def _answer(wish: Wish, topic: str = "") -> str:
     if topic == "number":
         return f"It is order {wish.order}."
     return f"Make it {wish.value}." if topic == wish.field else "I do not know."
-
-
-def customer_instructions(task: Task) -> str:
-    """Return the instructions for a model that plays the customer (:class:`~agent_r1.envs.user_env.ModelUser`)."""
-    wish: Wish = task.data["wish"]
-    want = "cancel it" if wish.field == "cancel" else f"have its {wish.field} changed to {wish.value}"
-    return (
-        f"You are a customer of a shop. Your order has the number {wish.order}. You want to {want}, and to hear its "
-        "price. Answer what you are asked, briefly, and say nothing else of this. When you were told that it is done "
-        "and heard the price, say DONE."
-    )
 
 
 def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
@@ -190,15 +175,11 @@ def served_reward(trajectory: Trajectory, task: Task) -> Mapping[str, float]:
     written = [result.data for turn in trajectory.turns for result in turn.results if result.data is not None]
     state = (written[-1] if written else _rows(orders)) == _rows(wish.fulfilled(orders))
     prices = {str(order.price) for order in orders.values()}
-    named = prices.intersection(re.findall(r"\d+", " ".join(_stated(trajectory))))
+    texts = [turn.action.message.text for turn in trajectory.env_turns if not turn.action.message.calls]
+    stated = [each for text in texts for each in SENTENCE.findall(text) if "?" not in each]
+    named = prices.intersection(re.findall(r"\d+", " ".join(stated)))
     told = trajectory.status == Status.COMPLETED and named == {str(orders[wish.order].price)}
     return {"served": float(state and told), "state": float(state), "told": float(told)}
-
-
-def _stated(trajectory: Trajectory) -> Iterator[str]:
-    for turn in trajectory.env_turns:
-        if not turn.action.message.calls:
-            yield from (each for each in SENTENCE.findall(turn.action.message.text) if not _asks(each))
 
 
 def _rows(orders: Database) -> dict[str, dict[str, Any]]:

@@ -48,11 +48,8 @@ class PendingAnswer:
             self.num_waiting -= 1
             if self.is_abandoned and not self.drafting.done():
                 seconds = ABANDONED_SECONDS if grace is None else grace
-                asyncio.get_running_loop().call_later(seconds, self._cancel_if_abandoned)
-
-    def _cancel_if_abandoned(self) -> None:
-        if self.is_abandoned:
-            self.drafting.cancel()
+                cancel = self.drafting.cancel
+                asyncio.get_running_loop().call_later(seconds, lambda: self.is_abandoned and cancel())
 
     @property
     def is_abandoned(self) -> bool:

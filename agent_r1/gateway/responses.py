@@ -80,16 +80,12 @@ class _Reasoning(Lenient):
     content: list[_Summary] | None = None
 
 
-def _item_type(item: Any) -> str | None:
-    return item.get("type", "message") if isinstance(item, dict) else None
-
-
 _Item = Annotated[
     Annotated[_Message, Tag("message")]
     | Annotated[_Call, Tag("function_call")]
     | Annotated[_Output, Tag("function_call_output")]
     | Annotated[_Reasoning, Tag("reasoning")],
-    Discriminator(_item_type),
+    Discriminator(lambda item: item.get("type", "message") if isinstance(item, dict) else None),
 ]
 
 

@@ -78,17 +78,13 @@ class Evaluation:
     bins: tuple[CalibrationBin, ...]
 
 
-def _answer_logprob(trajectory: Trajectory) -> float:
-    return fmean(next(turn.logprobs for turn in reversed(trajectory.turns) if turn.logprobs))
-
-
 BASELINES: Mapping[str, Callable[[Trajectory], float]] = {
     "tokens": lambda trajectory: sum(len(turn.new_ids) + len(turn.action_ids) for turn in trajectory.turns),
     "turns": lambda trajectory: len(trajectory.turns),
     "calls": lambda trajectory: sum(len(turn.results) for turn in trajectory.turns),
     "grounded": lambda trajectory: grounded(trajectory, Task(trajectory.task_id, ())),
     "log-probability": lambda trajectory: logprob(trajectory, Task(trajectory.task_id, ())),
-    "answer's log-probability": _answer_logprob,
+    "answer's log-probability": lambda one: fmean(next(t.logprobs for t in reversed(one.turns) if t.logprobs)),
 }
 """Scores of an attempt that need no model.
 
@@ -221,7 +217,7 @@ def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
         with closing(RunReader(folder)) as reader:
             weights = reader.config().get("reward_weights", {})
             for trajectory in reader.trajectories():
-                if not _is_usable(trajectory):
+                if STATUS_POLICY[trajectory.status] != "train" or not any(turn.action_ids for turn in trajectory.turns):
                     continue
                 if trajectory.has_images:
                     got, do = f"{folder}, whose attempts have images", "name runs without: reward models read only text"
@@ -237,10 +233,6 @@ def read_traces(runs: Sequence[Path], reward: str) -> tuple[Trace, ...]:
         do = f"{suggest(reward, names)} the runs have: {', '.join(sorted(names)) or 'no scored attempts'}".strip()
         raise InvalidInput("reward", got=repr(reward), do=do)
     return tuple(traces)
-
-
-def _is_usable(trajectory: Trajectory) -> bool:
-    return STATUS_POLICY[trajectory.status] == "train" and any(turn.action_ids for turn in trajectory.turns)
 
 
 def split_by_task(traces: Sequence[Trace], held_out: float, seed: int) -> TraceSplit:

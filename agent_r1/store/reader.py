@@ -65,9 +65,7 @@ class AttemptFilter:
     """The conditions that the attempts of a list must meet. A field that is None sets no condition.
 
     Attributes:
-        step: the number of the optimizer step at which the attempt was trained or dropped.
         fate: "trained", "dropped", or "pending" (neither trained nor dropped yet).
-        failed: whether the attempt ended without a reward: it failed, or a reward could not be computed.
         min_reward: the reward is known, and at least this number.
         text: this text occurs in the attempt's id, in ``status_reason`` or in ``fate_reason`` (see
             :class:`AttemptSummary`). Case is ignored.
@@ -76,11 +74,9 @@ class AttemptFilter:
     """
 
     split: str | None = None
-    step: int | None = None
     status: Status | None = None
     fate: AttemptFateName | None = None
     group_id: int | None = None
-    failed: bool | None = None
     min_reward: float | None = None
     text: str | None = None
     recorded: bool | None = None
@@ -133,12 +129,10 @@ def _condition(where: AttemptFilter) -> tuple[str, list[Any]]:
     # One SQL expression and its parameters, such as ("split = ? AND reward >= ?", ["train", 0.5]).
     conditions = {
         "split = ?": where.split,
-        "step = ?": where.step,
         "status = ?": where.status,
         "fate = ?": None if where.fate == "pending" else where.fate,
         "attempts.group_id = ?": where.group_id,
         f"{_RECORDED} = ?": where.recorded,
-        "(status IS NOT NULL AND reward IS NULL) = ?": where.failed,
         "reward >= ?": where.min_reward,
     }
     sql = [condition for condition, value in conditions.items() if value is not None]
@@ -290,19 +284,18 @@ class RunReader:
         ``trajectory`` is a trajectory of this run.
         """
 
+        def fill(part: ContentPart) -> ContentPart:
+            stored = self.image(part.sha256) if isinstance(part, Image) else None
+            return part if stored is None else stored
+
         def filled(messages: Iterable[Message]) -> tuple[Message, ...]:
-            return tuple(replace(message, parts=tuple(map(self._filled, message.parts))) for message in messages)
+            return tuple(replace(message, parts=tuple(map(fill, message.parts))) for message in messages)
 
         turns = (
             replace(turn, observation=filled(turn.observation), new_messages=filled(turn.new_messages))
             for turn in trajectory.turns
         )
         return replace(trajectory, start=filled(trajectory.start), turns=tuple(turns))
-
-    def _filled(self, part: ContentPart) -> ContentPart:
-        if isinstance(part, Image) and (stored := self.image(part.sha256)) is not None:
-            return replace(part, data=stored.data)
-        return part
 
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
         """Return the token records of an attempt, one per turn; () if none were recorded."""
@@ -543,14 +536,12 @@ def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
 
 def read_tools(reader: RunReader) -> list[dict[str, Any]]:
     """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
-    tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
-    return tools[-1] if tools else []  # the tools of the last segment
+    return next(reversed([*read_results(reader, "tools")]), [])  # the tools of the last segment
 
 
 def read_hardware(reader: RunReader) -> Mapping[str, Any]:
     """Return the hardware of the last start or resumption of a run; {} if it was not recorded."""
-    found: list[Mapping[str, Any]] = list(read_results(reader, "hardware"))
-    return found[-1] if found else {}
+    return next(reversed([*read_results(reader, "hardware")]), {})
 
 
 def read_file(reader: RunReader) -> Path | None:

@@ -115,7 +115,7 @@ def draw(panel: Panel, lines: Sequence[Line], title: str = "") -> Chart:
     x = _Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     y = _Scale(y_marks[0], y_marks[-1], HEIGHT - BOTTOM, TOP, log)
     drawn = tuple(
-        _draw_line(line, curve, _count_covered(curve, curves[:index]), x, y)
+        _draw_line(line, curve, curves[:index], x, y)
         for index, (line, curve) in enumerate(zip(lines, curves, strict=True))
         if curve
     )
@@ -134,12 +134,9 @@ def sparkline(curve: Curve, width: int = 96, height: int = 24) -> str:
     return _path([(x(step), y(value)) for step, value in _thin(points)])
 
 
-def _count_covered(curve: Curve, earlier: Sequence[Curve]) -> int:
+def _draw_line(line: Line, curve: Curve, earlier: Sequence[Curve], x: _Scale, y: _Scale) -> DrawnLine:
     equal = [other for other in earlier if all(other.get(step) == value for step, value in curve.items())]
-    return min(len(equal), MAX_COVERED)
-
-
-def _draw_line(line: Line, curve: Curve, covered: int, x: _Scale, y: _Scale) -> DrawnLine:
+    covered = min(len(equal), MAX_COVERED)
     points = _thin(list(curve.items()))
     values = tuple((x(step), step, y(value), value) for step, value in points)
     places = [(place, height) for place, _, height, _ in values]
@@ -248,10 +245,6 @@ def _rewards(curves: Curves) -> Named:
     return [*total, *named]
 
 
-def _validation(curves: Curves) -> Named:
-    return [(name.removeprefix(VALIDATION), curve) for name, curve in curves.items() if name.startswith(VALIDATION)]
-
-
 def _per_attempt(*names: str) -> Callable[[Curves], Named]:
     def select(curves: Curves) -> Named:
         attempts = _sum(curves.get(status.value, {}) for status in Status)
@@ -287,11 +280,11 @@ def _engine_tokens(curves: Curves) -> Named:
     return [(found[1], curve) for name, curve in curves.items() if (found := re.fullmatch("engine/(.*)_tokens", name))]
 
 
-def _starting_with(prefix: str) -> Callable[[Curves], Named]:
+def _starting_with(prefix: str, keep_zero: bool = False) -> Callable[[Curves], Named]:
     return lambda curves: [
         (name.removeprefix(prefix), curve)
         for name, curve in curves.items()
-        if name.startswith(prefix) and any(curve.values())
+        if name.startswith(prefix) and (keep_zero or any(curve.values()))
     ]
 
 
@@ -327,7 +320,12 @@ def _share(curve: Curve, whole: Curve, scale: float = 1.0) -> Curve:
 
 PANELS = (
     Panel("Reward", "mean over attempts", _rewards, missing="No step yet"),
-    Panel("Validation", "mean over questions", _validation, missing="No validation: --evaluate_every sets how often"),
+    Panel(
+        "Validation",
+        "mean over questions",
+        _starting_with(VALIDATION, keep_zero=True),
+        missing="No validation: --evaluate_every sets how often",
+    ),
     Panel("Entropy", "nats per token", _only("entropy"), from_zero=True),
     Panel("Length", "sampled tokens per attempt", _per_attempt("tokens"), from_zero=True),
     Panel("Tool calls", "per attempt", _per_attempt("calls"), from_zero=True),

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agent_r1.core.events import TokenRecord
-from agent_r1.core.messages import Image, Message, ToolCall, parts_text
+from agent_r1.core.messages import Image, Message, parts_text
 from agent_r1.core.trajectory import Rewards, Trajectory, Turn, TurnTiming
 from agent_r1.viewer.text import as_json
 from agent_r1.viewer.tokens import Token, make_tokens, token_texts
@@ -129,6 +129,7 @@ def make_conversation(
         if parent is not None:
             continued.add(parent.index)
         before = 0 if parent is None else parent.context + parent.num_tokens
+        call_ids = {call.id for call in turn.action.message.calls}
         turns.append(
             TurnView(
                 index=turn.index,
@@ -147,9 +148,7 @@ def make_conversation(
                 text=turn.action.text,
                 rewards=turn.rewards,
                 calls=tuple(_calls(turn)),
-                observation=tuple(
-                    _message(message) for message in turn.observation if not _answers_call(turn, message)
-                ),
+                observation=tuple(_message(one) for one in turn.observation if one.call_id not in call_ids),
                 timing=turn.timing,
                 value=record.values[0] if record is not None and record.values else None,
             )
@@ -183,14 +182,7 @@ def _calls(turn: Turn) -> Iterator[CallView]:
         )
 
 
-def _answers_call(turn: Turn, message: Message) -> bool:
-    return message.call_id is not None and message.call_id in {call.id for call in turn.action.message.calls}
-
-
 def _message(message: Message) -> MessageView:
-    lines = [parts_text(message.parts), *map(_call_line, message.calls)]
-    return MessageView(message.role, "\n".join(filter(None, lines)), message.reasoning or "", message.images)
-
-
-def _call_line(call: ToolCall) -> str:
-    return f"{call.name} {call.raw if call.arguments is None else as_json(call.arguments)}"
+    calls = (f"{one.name} {one.raw if one.arguments is None else as_json(one.arguments)}" for one in message.calls)
+    lines = filter(None, [parts_text(message.parts), *calls])
+    return MessageView(message.role, "\n".join(lines), message.reasoning or "", message.images)

@@ -109,6 +109,7 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
     state: RunState = "complete" if reader.is_complete() else ended if process is None else "training"
     end = time.time() if state == "training" else updated
     algorithm, steps = config.get("algorithm"), config.get("steps")
+    files = (folder / name for name in ("run.db", "run.db-wal"))
     return RunSummary(
         name=name,
         folder=folder,
@@ -125,19 +126,13 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
         best=None if best is None else Validation(best, curves[BEST_BY][best]),
         tokens_per_second=_last(curves["tokens_per_second"]),
         seconds=end - segments[0].time if segments else 0.0,
-        updated=max(updated, _modified(folder)),
+        updated=max([updated, *(file.stat().st_mtime for file in files if file.exists())]),
         spark=sparkline(reward),
     )
 
 
 def _last(curve: Curve) -> float | None:
     return curve[max(curve)] if curve else None
-
-
-def _modified(folder: Path) -> float:
-    # The time at which the database was last written, in seconds since 1970; 0.0 if there is no database.
-    files = (folder / name for name in ("run.db", "run.db-wal"))
-    return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +231,12 @@ def read_report(name: str, folder: Path, reader: RunReader, defaults: Mapping[st
         summary=summarize_reader(name, folder, reader),
         config=config,
         settings=tuple(_own_settings(config, defaults)),
-        algorithm=tuple(_algorithm_settings(config)),
+        # Default values are included, because they depend on the algorithm.
+        algorithm=tuple(
+            Setting(key.removeprefix(ALGORITHM), value)
+            for key, value in config.items()
+            if key.startswith(ALGORITHM) and key not in {*DESCRIPTIVE, f"{ALGORITHM}name"} and value
+        ),
         fates=reader.count_fates(),
         statuses=reader.count_statuses(),
         validations=tuple(_validations(reader, curves)),
@@ -246,7 +246,11 @@ def read_report(name: str, folder: Path, reader: RunReader, defaults: Mapping[st
         hardware=read_hardware(reader),
         profile=mean_profile(curves),
         critic=read_critic(reader),
-        events=tuple(_readable_events(reader)),
+        events=tuple(
+            RecordedEvent(one.segment, one.time, _readable(one.event))
+            for one in reader.recent_events(-1)
+            if one.event.kind not in SHOWN_ELSEWHERE
+        ),
     )
 
 
@@ -288,12 +292,6 @@ SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "h
 """The kinds of events that the list of events leaves out."""
 
 
-def _readable_events(reader: RunReader) -> Iterator[RecordedEvent]:
-    for one in reader.recent_events(-1):
-        if one.event.kind not in SHOWN_ELSEWHERE:
-            yield RecordedEvent(one.segment, one.time, _readable(one.event))
-
-
 def _readable(event: LogEvent) -> LogEvent:
     if event.kind == "checkpoint_saved":
         return LogEvent(event.kind, f"step {event.detail}")
@@ -322,13 +320,6 @@ def _own_settings(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Ite
         default = defaults.get(key)  # None for an entry of a table, such as reward_weights.f1
         if not (key.startswith(ALGORITHM) or key in DESCRIPTIVE or _equal(value, default) or value == {}):
             yield Setting(key, value, default)
-
-
-def _algorithm_settings(config: Mapping[str, Any]) -> Iterator[Setting]:
-    # Default values are included, because they depend on the algorithm.
-    for key, value in config.items():
-        if key.startswith(ALGORITHM) and key not in {*DESCRIPTIVE, f"{ALGORITHM}name"} and value:
-            yield Setting(key.removeprefix(ALGORITHM), value)
 
 
 def differing_settings(reports: Sequence[RunReport]) -> Mapping[str, tuple[Any, ...]]:

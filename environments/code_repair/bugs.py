@@ -158,7 +158,9 @@ def _alternatives(node: object) -> Iterator[tuple[str, ast.AST]]:
             yield "boolean", _with(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             yield "negation", operand
-        case ast.If(test=test) | ast.While(test=test) if not _is_negated(test):
+        case ast.If(test=ast.UnaryOp(op=ast.Not())) | ast.While(test=ast.UnaryOp(op=ast.Not())):
+            return
+        case ast.If(test=test) | ast.While(test=test):
             yield "negation", _with(node, test=ast.UnaryOp(ast.Not(), test))
         case ast.Constant(value=bool(value)):
             yield "constant", ast.Constant(not value)
@@ -179,10 +181,6 @@ def _alternatives(node: object) -> Iterator[tuple[str, ast.AST]]:
             yield "name", _with(node, id=NAMES[name])
         case ast.Attribute(attr=name) if name in NAMES:
             yield "name", _with(node, attr=NAMES[name])
-
-
-def _is_negated(test: ast.expr) -> bool:
-    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

@@ -269,18 +269,17 @@ def read_facts(pages: Iterable[Passage]) -> FilmFacts:
             films.append(film)
         elif person := read_director(page):
             directors.setdefault(name_key(title_name(page.title)), []).append(person)
-    directed = tuple(DirectedFilm(film, _matching_director(film, directors)) for film in films)
+    directed: list[DirectedFilm] = []
+    for film in films:
+        named = directors.get(name_key(film.director), []) if film.director else []
+        matches = len(named) == 1 and _can_have_made(film, named[0])
+        directed.append(DirectedFilm(film, named[0] if matches else None))
     classes = divide_families(map(_family, directed))
     return FilmFacts(
-        films=directed,
+        films=tuple(directed),
         texts={title: page.text for title, page in first.items()},
         classes={title: classes[name_key(title)] for one in directed for title in _titles(one)},
     )
-
-
-def _matching_director(film: Film, directors: Mapping[str, list[Person]]) -> Person | None:
-    named = directors.get(name_key(film.director), []) if film.director else []
-    return named[0] if len(named) == 1 and _can_have_made(film, named[0]) else None
 
 
 def _can_have_made(film: Film, person: Person) -> bool:

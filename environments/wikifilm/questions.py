@@ -121,7 +121,9 @@ def _by_year(films: Sequence[DirectedFilm], comparison: Comparison) -> Iterator[
                 [(text, early) for text in comparison.first] + [(text, late) for text in comparison.last]
             )
             found = (str(years[one.film.title]), str(years[other.film.title]))
-            yield _comparison(id, text, (one, other), _film_answers(answer), found, comparison.reads_directors)
+            title = answer.film.title
+            answers = tuple(dict.fromkeys((title, title_name(title))))
+            yield _comparison(id, text, (one, other), answers, found, comparison.reads_directors)
             break
 
 
@@ -145,10 +147,6 @@ def _by_country(films: Sequence[DirectedFilm]) -> Iterator[Question]:
                 yield _comparison(id, text, (one, other), (wanted,), pair, reads_directors=True)
                 counts[wanted] += 1
                 break
-
-
-def _film_answers(one: DirectedFilm) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((one.film.title, title_name(one.film.title))))
 
 
 def _distinct(one: DirectedFilm, other: DirectedFilm) -> bool:

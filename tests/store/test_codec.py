@@ -49,11 +49,6 @@ def test_tool_results_round_trip(result: ToolResult) -> None:
     assert codec.decode_result(through_json(codec.encode_result(result))) == result
 
 
-def test_plain_json_would_turn_a_tuple_into_a_list() -> None:
-    assert through_json((1,)) == [1]
-    assert codec.decode_value(through_json(codec.encode_value((1,)))) == (1,)
-
-
 def test_values_that_json_cannot_hold_become_text() -> None:
     assert codec.decode_value(through_json(codec.encode_value({"seen": {3}}))) == {"seen": "{3}"}
 

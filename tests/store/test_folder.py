@@ -30,13 +30,6 @@ def test_a_folder_that_exists_is_left_alone(folder: Path) -> None:
     assert list(folder.parent.iterdir()) == [folder] and list(folder.iterdir()) == []
 
 
-def test_a_dangling_link_counts_as_existing(folder: Path) -> None:
-    folder.parent.mkdir()
-    folder.symlink_to("nowhere")
-    with pytest.raises(InvalidInput, match="exists"):
-        create_run(folder, {})
-
-
 def test_a_folder_that_cannot_be_written_is_invalid_input(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where a folder should be", "utf-8")
     with pytest.raises(InvalidInput, match="give a --run in a folder that can be written"):
@@ -52,12 +45,6 @@ def test_a_failure_during_creation_leaves_nothing(step: str, folder: Path, monke
     with pytest.raises(InvalidInput, match="No space left"):
         create_run(folder, {})
     assert list(folder.parent.iterdir()) == []
-
-
-def test_a_finished_run_leaves_no_temporary_files(folder: Path) -> None:
-    create_run(folder, {}).close()
-    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "digest.json", "run.db"]
 
 
 def test_reading_a_finished_run_leaves_no_files(folder: Path) -> None:

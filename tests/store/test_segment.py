@@ -146,14 +146,6 @@ def test_the_error_names_the_process_that_writes_the_run(folder: Path) -> None:
     assert f"which another process is writing (process {os.getpid()}); wait" in str(refused.value)
 
 
-def test_a_second_writer_is_refused_even_if_the_kernel_does_not_show_the_first(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agent_r1.store.writer.LOCKS", folder / "none")
-    with closing(create_run(folder, {})), pytest.raises(InvalidInput, match="another process is writing; wait"):
-        RunWriter(folder / "run.db")
-
-
 def test_pending_attempts_are_dropped_with_a_reason(stopped: Path, script: Any) -> None:
     with closing(resume_run(stopped, 3)) as writer:
         record_all(

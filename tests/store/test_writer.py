@@ -25,7 +25,7 @@ from agent_r1.core.events import (
     StepTimings,
 )
 from agent_r1.core.inference import PolicyVersion
-from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.core.trajectory import Status, Trajectory
 from agent_r1.store.folder import create_run
 from agent_r1.store.reader import RunReader
 from agent_r1.store.writer import RunWriteError, RunWriter
@@ -262,18 +262,6 @@ def test_a_failing_disk_stops_recording_and_keeps_acknowledged_events(folder: Pa
     assert run.stdout.count("the run can no longer be written") == 2
     with closing(RunReader(folder)) as reader:
         assert list(reader.events()) == [LogEvent("kept", "before")]
-
-
-def test_attempts_of_one_run_differ_by_any_field(folder: Path) -> None:
-    base = AttemptId("demo", "task", 0, 0)
-    variants = [
-        base,
-        *(replace(base, **{name: 1}) for name in ("group_id", "sample_index", "retry")),
-        replace(base, task="t"),
-    ]
-    record(folder, *(AttemptStarted(attempt, "train", 0) for attempt in variants))
-    with closing(RunReader(folder)) as reader:
-        assert [event.attempt for event in reader.attempts()] == variants
 
 
 @pytest.mark.parametrize(
