@@ -71,9 +71,9 @@ def play(taskset: str, split: str, number: int | None, settings: Layer, as_json:
     """Play an episode in the terminal. TASKSET is a name, or a FILE.py."""
     config = resolve(TasksetConfig, [settings])
     opened = open_taskset(taskset, config)
-    from agent_r1.training import chat
+    from agent_r1.training import play
 
-    result = chat.play(opened, Console(highlight=False), split=split, number=number, seed=config.seed)
+    result = play.play(opened, Console(highlight=False), split=split, number=number, seed=config.seed)
     show(as_json, result.to_json(), Text(result.text))
 
 

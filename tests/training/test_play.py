@@ -24,7 +24,7 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tools.function_tool import tool
-from agent_r1.training.chat import PlayResult, format_signature, parse_line, play
+from agent_r1.training.play import PlayResult, format_signature, parse_line, play
 
 
 @tool
