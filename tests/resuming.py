@@ -14,7 +14,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress, StepReport
-from agent_r1.training.run import resolve_resume_config
+from agent_r1.training.resume import resolve_resume_config
 
 STEPS = 6
 MICRO: Mapping[str, Any] = {**scenarios.MICRO, "steps": STEPS}

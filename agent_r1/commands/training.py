@@ -43,7 +43,7 @@ from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
-from agent_r1.training.run import resolve_resume_config
+from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import render_report, render_table, report_json, table_json
 from agent_r1.training.user_task import load_task_file
 

@@ -24,7 +24,8 @@ from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.progress import Progress, StepReport, make_progress
-from agent_r1.training.run import resolve_resume_config, resume as resume_run, train as start_run
+from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.run import resume as resume_run, train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
 from agent_r1.training.user_task import check_agent, check_tasks, make_taskset
@@ -129,7 +130,7 @@ class Trainer:
         """Train the agent, and return a report that compares the agent with the baselines.
 
         If ``resume`` is true, continue an earlier run with its stored settings. The setting ``run`` gives the name or
-        the folder of this run. Only the settings in :data:`agent_r1.training.run.CHANGEABLE` can be changed.
+        the folder of this run. Only the settings in :data:`agent_r1.training.resume.CHANGEABLE` can be changed.
 
         Raises:
             InvalidInput: an argument cannot be used. Nothing was written.

@@ -1,4 +1,4 @@
-"""Start or resume a run: its configuration, the training of the policy, and the comparison with the baselines."""
+"""Start or resume a run: train the policy, and compare the trained model with the baselines."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from agent_r1.config import Layer, resolve, settings_of
+from agent_r1.config import Layer
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
-from agent_r1.core.redaction import flat_settings, flatten
+from agent_r1.core.redaction import flat_settings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
-from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.store.folder import (
     create_run,
     default_run_name,
-    is_run,
-    path_argument,
     reopen_run,
     require_new_run,
     run_argument,
     run_folder,
 )
-from agent_r1.store.reader import RunReader, file_events, read_file, result_event, tools_event
+from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
-from agent_r1.tasksets import is_available
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
 from agent_r1.trainer.ranks import RankDied
 from agent_r1.training.build import (
@@ -48,7 +44,7 @@ from agent_r1.training.build import (
 )
 from agent_r1.training.checkpoint_files import CORRUPT
 from agent_r1.training.checkpoint_manager import INEXACT, RESUMED, ResumeState, initial_state, restore_run
-from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
+from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.loop import TrainingRun, make_collector, train_loop
@@ -56,90 +52,10 @@ from agent_r1.training.memory_estimate import MemoryPlan
 from agent_r1.training.policy import load_policy
 from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
+from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
 from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, TrainReport, table_json
-from agent_r1.workers.protocol import EnvironmentConfig
-
-CHANGEABLE = (
-    *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
-    *("record_tokens", "track", "profile"),
-    *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
-    *("data", "corpus", "model", "own_code"),
-    *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
-    *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
-    *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
-    *(f"environment.{name}" for name in EnvironmentConfig.model_fields),
-    *(f"placement.{name}" for name in PlacementConfig.model_fields),
-    *(f"monitor.{name}" for name in MonitorConfig.model_fields),
-)
-"""The settings that may change when a run is resumed.
-
-``trainer.micro_tokens`` and ``trainer.ranks`` change results only by rounding. ``data``, ``corpus`` and ``model`` may
-name another place, but the contents must be unchanged.
-"""
-
-DECODE_STEP = "decode_step"
-"""The kind of an event that names the implementation of the decode steps. Without such an event, it is PyTorch."""
-
-TORCH = "torch"
-
-
-def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
-    """Return the stored configuration of a run, with the new values in ``layers``.
-
-    If PyTorch computed the decode steps of the run so far, ``engine.decode_step`` "auto" becomes "torch", because a
-    different implementation would change the rounding errors.
-    """
-    name = resolve(TrainConfig, layers, build=False).run
-    if not name:
-        raise InvalidInput("resume", got="no run", do="name the run to continue, as --run NAME")
-    folder = run_folder(name)
-    if not is_run(folder):
-        raise InvalidInput("resume", got=f"{folder}, which holds no run", do="leave resume out to start one")
-    with closing(RunReader(folder)) as reader:
-        own, complete = Layer(f"configuration of {folder}", reader.config()), reader.is_complete()
-        taken, file, decode_step = reader.last_step(), read_file(reader), recorded_decode_step(reader)
-    before = resolve(TrainConfig, [own])
-    # Another algorithm with the parameters of the run's own would give a confusing error below.
-    algorithm = settings_of(TrainConfig, layers).get("algorithm", before.algorithm.name)
-    if algorithm != before.algorithm.name:
-        raise _unchangeable(folder, "algorithm", algorithm, before.algorithm.name)
-    after = resolve(TrainConfig, [*layers, own])
-    _refuse_changes(folder, before, after)
-    if after.steps < taken:
-        do = f"give at least the {taken} that {folder} took, or leave it out"
-        raise InvalidInput("steps", got=after.steps, do=do)
-    after.trainer.schedule.check_steps(after.steps)
-    if complete and after.steps == before.steps:
-        got = f"{folder}, which is complete: it took its {before.steps} step{'s' * (before.steps != 1)}"
-        do = "give more --steps to continue"
-        if file is not None or is_available(before.taskset):
-            of_file = "" if file is None else f"{path_argument(file)} "
-            do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
-        raise InvalidInput("resume", got=got, do=do)
-    if after.engine.decode_step != "auto" or after.engine.backend != "embedded" or decode_step != TORCH or not taken:
-        return after
-    return after.model_copy(update={"engine": after.engine.model_copy(update={"decode_step": TORCH})})
-
-
-def recorded_decode_step(reader: RunReader) -> str:
-    """Return the name of the implementation that computed the last decode steps of a run."""
-    steps = [event.detail for event in reader.events() if event.kind == DECODE_STEP]
-    return steps[-1] if steps else TORCH
-
-
-def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> None:
-    own, given = dict(flatten(before.model_dump(mode="json"))), dict(flatten(after.model_dump(mode="json")))
-    for key, value in given.items():
-        if key not in CHANGEABLE and (key not in own or own[key] != value):
-            raise _unchangeable(folder, key, value, own.get(key, "none"))
-
-
-def _unchangeable(folder: Path, key: str, value: object, own: object) -> InvalidInput:
-    do = f"leave it out: {folder} continues with {own}; start a new run to change it"
-    return InvalidInput(key, got=value, do=do)
-
 
 log = logging.getLogger(__name__)
 
@@ -176,9 +92,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
 def resume(
     config: TrainConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None
 ) -> TrainReport:
-    """Continue the stopped run ``config.run`` (see :func:`resolve_resume_config`), and return a report as :func:`train`
-    does.
-    """
+    """Continue the stopped run ``config.run``, a result of ``resolve_resume_config``. Otherwise as :func:`train`."""
     if taskset.name != config.taskset:
         do = f"resume with the task set of the run, {config.taskset!r}"
         raise InvalidInput("taskset", got=repr(taskset.name), do=do)

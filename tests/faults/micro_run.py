@@ -26,7 +26,7 @@ from agent_r1.store.writer import RunWriter
 from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import Progress, SilentProgress
-from agent_r1.training.run import resolve_resume_config
+from agent_r1.training.resume import resolve_resume_config
 
 Break = Callable[[], None]
 """Breaks some code in the process that calls it."""

@@ -47,7 +47,7 @@ from agent_r1.tools.execution import MAX_THREADS
 from agent_r1.training import build as services, run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress, StepReport
-from agent_r1.training.run import resolve_resume_config
+from agent_r1.training.resume import resolve_resume_config
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 10**6,  # the run is ended by its time limit

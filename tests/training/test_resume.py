@@ -24,7 +24,8 @@ from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress, StepReport
-from agent_r1.training.run import DECODE_STEP, UPDATE
+from agent_r1.training.resume import DECODE_STEP
+from agent_r1.training.run import UPDATE
 
 
 @pytest.mark.parametrize(("algorithm", "step"), [("grpo", STEPS // 2), ("ppo", 0), ("ppo", 2), ("ppo", STEPS - 1)])

@@ -19,7 +19,8 @@ from agent_r1.trainer import single_process
 from agent_r1.training.build import build_runtime
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import arithmetic_events, recorded_decode_step, resolve_resume_config, resume, train
+from agent_r1.training.resume import recorded_decode_step, resolve_resume_config
+from agent_r1.training.run import arithmetic_events, resume, train
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from agent_r1.core.events import StepMetrics
 from agent_r1.store.folder import create_run, reopen_run
 from agent_r1.store.writer import RunWriter
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.run import CHANGEABLE, resolve_resume_config
+from agent_r1.training.resume import CHANGEABLE, resolve_resume_config
 
 OWN = TrainConfig(
     model="tiny-base",

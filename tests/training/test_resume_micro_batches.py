@@ -13,7 +13,8 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.training.build import build_runtime
 from agent_r1.training.checkpoint_manager import INEXACT, restore_run
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import resolve_resume_config, train
+from agent_r1.training.resume import resolve_resume_config
+from agent_r1.training.run import train
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from agent_r1.training.config import TrainConfig
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import load_policy
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import DECODE_STEP, _frozen_objects, train
+from agent_r1.training.resume import DECODE_STEP
+from agent_r1.training.run import _frozen_objects, train
 
 SMALL = {"steps": 2, "groups_per_step": 4, "group_size": 4, "evaluate_n": 8, "pass_k": 0, "seed": 5}
 

@@ -17,7 +17,7 @@ from agent_r1.store.reader import RunReader, read_results, read_tools
 from agent_r1.trackers import TrackedRun, Tracker
 from agent_r1.training import run
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import resolve_resume_config
+from agent_r1.training.resume import resolve_resume_config
 
 SHORT = {"steps": 2, "algorithm": "grpo", "groups_per_step": 1, "evaluate_every": 1, "checkpoint_every": 2}
 
