@@ -137,7 +137,7 @@ def test_a_circle_is_seen():
         TopologicalSorter(import_graph(circle)).prepare()
 
 
-def test_importing_the_package_loads_neither_torch_nor_a_server():
-    code = "import sys, agent_r1; print([m for m in ('torch', 'transformers', 'starlette', 'ray') if m in sys.modules])"
+def test_the_package_and_the_command_line_load_neither_torch_nor_a_server():
+    code = "import sys, agent_r1, agent_r1.cli; print([m for m in ('torch', 'transformers', 'starlette', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == "[]"
