@@ -138,6 +138,7 @@ def test_a_circle_is_seen():
 
 
 def test_the_package_and_the_command_line_load_neither_torch_nor_a_server():
-    code = "import sys, agent_r1, agent_r1.cli; print([m for m in ('torch', 'transformers', 'starlette', 'ray') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'starlette', 'ray')"
+    code = f"import sys, agent_r1, agent_r1.cli; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == "[]"
