@@ -330,7 +330,7 @@ def serve(connection: int, source: str) -> None:
             reply: dict[str, Any] = {"returned": run_deep(encode, returned, keep)}
             if returned is None or request["in_place"]:
                 values = [*args, *keywords.values()]
-                reply["left"] = [run_deep(encode, value, keep) if type(value) in FILL else None for value in values]
+                reply["left"] = [run_deep(encode, value, keep) if type(value) in IN_PLACE else None for value in values]
         except Exception as error:
             reply = {"raised": [kind.__name__ for kind in type(error).__mro__], "message": str(error)[:1000]}
         send(connection, reply)
@@ -382,19 +382,14 @@ def run_tests(connection: int, setup: str, tests: str, calls: tuple[str, ...], n
     os.write(2, nonce.encode())
 
 
-FILL: dict[Any, Callable[[Any, Any], Any]] = {
-    **{kind: kind.extend for kind in (list, deque, bytearray)},
-    **{kind: kind.update for kind in (dict, set, OrderedDict)},
-    **dict.fromkeys((defaultdict, Counter), dict.update),
-}
-"""The types that a function can change in place, each with the method that fills an empty one."""
+IN_PLACE: frozenset[Any] = frozenset({list, dict, set, deque, bytearray, Counter, OrderedDict, defaultdict})
 
 
 def put_back(value: Any, left: Any) -> None:
     """Give a container of the tests the content that the candidate left in its copy."""
-    if type(value) in FILL and type(left) is type(value):
+    if type(value) in IN_PLACE and type(left) is type(value):
         value.clear()
-        FILL[type(value)](value, left)
+        (value.update if isinstance(value, dict | set) else value.extend)(left)
 
 
 UNUSED = " (result unused)"  # no name in Python source contains a space

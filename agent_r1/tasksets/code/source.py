@@ -44,19 +44,11 @@ def imported_packages(source: str) -> set[str]:
 
 
 def imports_of(source: str, names: set[str]) -> str:
-    """Return the imports at the top level of the source that bind one of the names, as source.
-
-    Example:
-        >>> imports_of("import math, sys\\nfrom re import sub as replace", {"sys", "replace"})
-        'import sys\\nfrom re import sub as replace'
-    """
-    found = []
-    for node in parse_source(source).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound = [each for each in node.names if (each.asname or each.name).split(".")[0] in names | {"*"}]
-            node.names = bound
-            found += [ast.unparse(node)] if bound else []
-    return "\n".join(found)
+    """Return the imports at the top level of the source that bind one of the names, as source."""
+    nodes = [node for node in parse_source(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in nodes:
+        node.names = [each for each in node.names if (each.asname or each.name).split(".")[0] in names | {"*"}]
+    return "\n".join(ast.unparse(node) for node in nodes if node.names)
 
 
 def _names(source: str, context: type[ast.expr_context]) -> Iterator[str]:

@@ -10,7 +10,6 @@ import re
 import unicodedata
 from decimal import Decimal
 from fractions import Fraction
-from itertools import groupby
 
 _SYNONYMS = {
     "": "! left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle",
@@ -22,14 +21,12 @@ _SYNONYMS = {
     ">": "gt",
     r"\emptyset ": "emptyset varnothing ∅",
     r"\cup ": "cup \N{UNION}",
-    r"\cap ": "cap ∩",
     r"\in ": "in ∈",
     r"\pm ": "pm ±",
     r"\cdot ": "cdot · ⋅ ∙",
     r"\times ": "times \N{MULTIPLICATION SIGN}",
     r"\infty ": "infty ∞",
     r"\pi ": "pi π",
-    r"\theta ": "theta θ",
     r"^\circ ": "degree ° º ˚ ∘",
     r"\frac": "frac dfrac tfrac cfrac",
     r"\text": "text textbf textit textrm textnormal mathrm mathbf mathit mathsf boldsymbol bm mbox",
@@ -37,7 +34,7 @@ _SYNONYMS = {
     r"\}": "rbrace",
     "[": "lbrack",
     "]": "rbrack",
-    "/": "÷ \N{FRACTION SLASH}",
+    "/": "÷ \N{FRACTION SLASH} \N{DIVISION SLASH}",
     "-": "\N{MINUS SIGN}",
     "%": "%",
     "$": "$",
@@ -45,9 +42,9 @@ _SYNONYMS = {
 _CANONICAL = {name: text for text, names in _SYNONYMS.items() for name in names.split()} | {" ": " "}
 # As in LaTeX, the name of a command ends before the first character that is no letter: "x\ge3" contains \ge.
 _COMMAND = re.compile(r"\\([a-zA-Z]+|.)", re.DOTALL)
-_IMAGINARY = re.compile(
-    r"(?<=\d)i(?![a-zA-Z])"
-)  # math-verify reads "3 i" as a complex number, and "3i" as 3 times a letter
+# math-verify reads "3 i" as a complex number, and "3i" as 3 times a letter.
+_IMAGINARY = re.compile(r"(?<=\d)i(?![a-zA-Z])")
+_RAISED, _LOWERED, _ONE_FRACTION = re.compile("[²³¹⁰ⁱ⁴-⁹⁺⁻ⁿ]+"), re.compile("[₀-₉₊₋]+"), re.compile("[¼-¾⅐-⅞]")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}")
 _MATRIX = re.compile(
     r"[(\[]\s*\\begin\{(?P<kind>matrix|array)\}(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=kind)\}\s*[)\]]", re.DOTALL
@@ -66,9 +63,7 @@ _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
 _WITH_UNIT = re.compile(
     rf"(?P<number>{_NUMBER}|[-+]?\d+ \d+/\d+)\s+(?P<unit>[A-Za-z]+(?:[ /.-]+[A-Za-z]+)*)\.?(?:\s*\^\s*\{{?[23]\}}?)?"
 )
-_WITH_SHORT_UNIT = re.compile(
-    rf"(?P<number>{_NUMBER})(?:cm|mm|km|ft|in|kg|mg|ml|lbs?|oz|hrs?|mph|kph)(?:\^\{{?[23]\}}?)?"
-)
+_UNIT_BEGINS = re.compile(r"(?<=\d)(?=(?:cm|mm|km|ft|in|kg|mg|ml|lbs?|oz|hrs?|mph|kph)(?![a-zA-Z]))")
 _WRAPPED_UNIT = re.compile(
     r"(?<=\S)\s*(?:\\text\s*\{(?P<unit>[^{}\d]*)\}\s*(?:\^\s*(?:[23]|\{[23]\}))?(?:[\s/.]|\\cdot )*)+$"
 )
@@ -77,14 +72,12 @@ _NO_UNIT = re.compile(
     "am|pm|and|or|not|plus|minus|times|over|squared|cubed|percent|half|hundred"
     "|thousand|million|billion|dozen|sin|cos|tan|sqrt|log|mod|base|choose|more|less"
 )
-_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_SCALED = re.compile(rf"(?P<number>[-+]?\d[\d,]*(?:\.\d+)?)\s*(?P<scale>{'|'.join(_SCALES)})(?:\s.*)?")
 _SCIENTIFIC = re.compile(r"[-+]?\d+(?:\.\d+)?[eE][-+]?\d{1,2}")
 _MIXED = re.compile(r"(?P<sign>-?)(?P<whole>\d+) +(?P<top>\d+)/(?P<bottom>0*[1-9]\d*)")
 _REPEATING = re.compile(r"(?P<sign>-?)(?P<whole>\d*)\.(?P<head>\d*)\\overline\s*\{(?P<tail>\d+)\}")
-_DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+)")
 _FRACTION = re.compile(r"(?P<sign>-?)\\frac\s*(?:\{(?P<top>\d+)\}|(?P<one>\d))\s*(?:\{(?P<bottom>\d+)\}|(?P<other>\d))")
 _ORDER = re.compile(r"<|>|\\[lg]e ")
+_TURNED = str.maketrans("<>lg", "><gl")
 _NAME = re.compile(r"[a-zA-Z]")
 
 
@@ -113,27 +106,16 @@ def canonical(text: str) -> str:
         ('5 \\text{cm}', 'x\\ge 3', '2\\frac{1}{2}x^{2}')
     """
     text = "".join(_CANONICAL.get(character, character) if character > "\x7f" else character for character in text)
-    text = "".join(_as_ascii(kind, "".join(run)) for kind, run in groupby(text, _script))
+    # NFKC alone would make "x2" of "x²" and "21/2" of "2½".
+    text = _RAISED.sub(r"^{\g<0>}", _LOWERED.sub(r"_{\g<0>}", text))
+    text = unicodedata.normalize("NFKC", _ONE_FRACTION.sub(r"\\frac{\g<0>}", text)).replace("\N{MINUS SIGN}", "-")
+    text = text.replace("\N{FRACTION SLASH}", "}{")
+    categories = ((character, unicodedata.category(character)) for character in text)
+    text = "".join("-" if category == "Pd" else character for character, category in categories if category != "Cf")
     text = _COMMAND.sub(lambda found: _CANONICAL.get(found[1], found[0]), text)
     text = text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
     text = _WRAPPED_MATH.sub(r"\1", _EMPTY_SET.sub(r"\\emptyset ", text))
     return _IMAGINARY.sub(" i", text)
-
-
-def _script(character: str) -> str:
-    kind = unicodedata.decomposition(character).partition(" ")[0]
-    return kind if kind in ("<super>", "<sub>", "<fraction>") else ""
-
-
-def _as_ascii(kind: str, text: str) -> str:
-    # NFKC alone would make "x2" of "x²" and "21/2" of "2½".
-    text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
-    if kind == "<fraction>":
-        return re.sub("(\\d+)\N{FRACTION SLASH}(\\d+)", r"\\frac{\1}{\2}", text)
-    if kind:
-        return f"{'^' if kind == '<super>' else '_'}{{{text}}}"
-    categories = ((character, unicodedata.category(character)) for character in text)
-    return "".join("-" if category == "Pd" else character for character, category in categories if category != "Cf")
 
 
 def repeating_decimal(answer: str) -> str:
@@ -147,12 +129,12 @@ def repeating_decimal(answer: str) -> str:
     return f"{found['sign']}{value}"
 
 
-def without_percent(gold: str, said: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of answers to compare: if only one answer is a percentage, "50%" can be 50 or 0.5."""
-    pair = gold.removesuffix("%"), said.removesuffix("%")
+def pairs_to_compare(gold: str, said: str) -> tuple[tuple[str, str], ...]:
+    """Return pairs of answers, one of which must be equal: if only one answer is a percentage, "50%" is 50 or 0.5."""
+    pair = repeating_decimal(gold.removesuffix("%")), repeating_decimal(said.removesuffix("%"))
     if gold.endswith("%") == said.endswith("%"):
         return (pair,)
-    return pair, (rf"\frac{{{pair[0]}}}{{100}}", said) if gold.endswith("%") else (gold, rf"\frac{{{pair[1]}}}{{100}}")
+    return pair, (f"({pair[0]})/100", pair[1]) if gold.endswith("%") else (pair[0], f"({pair[1]})/100")
 
 
 def strip_notation(text: str) -> str:
@@ -163,11 +145,7 @@ def strip_notation(text: str) -> str:
 
 def _without_unit(text: str) -> str:
     plain = re.sub(" +", " ", _WRAPPED.sub(r" \1", text)).strip()
-    if scaled := _SCALED.fullmatch(plain):
-        return f"{Decimal(scaled['number'].replace(',', '')) * _SCALES[scaled['scale']]:f}"
-    if short := _WITH_SHORT_UNIT.fullmatch(plain):
-        return short["number"]
-    if (found := _WITH_UNIT.fullmatch(plain)) and _is_unit(found["unit"]):
+    if (found := _WITH_UNIT.fullmatch(_UNIT_BEGINS.sub(" ", plain))) and _is_unit(found["unit"]):
         return found["number"]
     wrapped = _WRAPPED_UNIT.search(text)
     words = re.split("[^a-z]+", wrapped["unit"].replace(".", "").casefold()) if wrapped else ()
@@ -187,10 +165,6 @@ def _as_number(text: str) -> str:
         return f"{Decimal(text):f}"
     if found := _MIXED.fullmatch(text):
         return f"{found['sign']}{int(found['whole']) + Fraction(int(found['top']), int(found['bottom']))}"
-    if found := _FRACTION.fullmatch(text):
-        return _over(found)
-    if _DECIMAL.fullmatch(text):
-        return text.rstrip("0").rstrip(".") or "0"
     return text
 
 
@@ -207,29 +181,20 @@ def _as_intervals(text: str) -> str:
 
 def _interval(text: str) -> str | None:
     sides, signs = [side.strip() for side in _ORDER.split(text)], _ORDER.findall(text)
-    if sum(map(_below, signs)) == 0:  # "2>x" is written as "x<2"
-        sides, signs = sides[::-1], [sign.translate(_TURNED) for sign in signs[::-1]]
-    if not all(map(_below, signs)) or not all(sides):
+    above = [sign for sign in signs if ">" in sign or "g" in sign]
+    if len(above) == len(signs):  # "2>x" is written as "x<2"
+        sides, above, signs = sides[::-1], [], [sign.translate(_TURNED) for sign in signs[::-1]]
+    if above or not all(sides):
         return None
+    numbers = [not _NAME.search(re.sub(r"\\[a-zA-Z]+", "", side)) for side in sides]
     match sides:
         case [low, name, high] if _NAME.fullmatch(name):
             return f"{_opening(signs[0])}{low},{high}{_closing(signs[1])}"
-        case [name, high] if _NAME.fullmatch(name) and _is_value(high):
+        case [name, high] if _NAME.fullmatch(name) and numbers[1]:
             return rf"(-\infty,{high}{_closing(signs[0])}"
-        case [low, name] if _NAME.fullmatch(name) and _is_value(low):
+        case [low, name] if _NAME.fullmatch(name) and numbers[0]:
             return rf"{_opening(signs[0])}{low},\infty)"
     return None
-
-
-_TURNED = str.maketrans("<>lg", "><gl")
-
-
-def _below(sign: str) -> bool:
-    return sign[0] == "<" or sign.startswith(r"\l")
-
-
-def _is_value(text: str) -> bool:
-    return not _NAME.search(re.sub(r"\\[a-zA-Z]+", "", text))
 
 
 def _opening(sign: str) -> str:

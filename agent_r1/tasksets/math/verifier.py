@@ -13,13 +13,7 @@ from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, MatrixBase, Rational
 
-from agent_r1.tasksets.math.notation import (
-    match_shape,
-    normalize_answer,
-    refusal_reason,
-    repeating_decimal,
-    without_percent,
-)
+from agent_r1.tasksets.math.notation import match_shape, normalize_answer, pairs_to_compare, refusal_reason
 
 MEMORY = 4 * 2**30
 """The maximum address space of the process that compares answers, in bytes. Beyond it Python raises MemoryError."""
@@ -45,8 +39,7 @@ class Verifier:
         refused = refusal_reason(gold, said, question)
         if refused is not None:
             return False, refused
-        pairs = without_percent(repeating_decimal(gold), repeating_decimal(said))
-        return any(_are_equal(*pair) for pair in pairs), ""
+        return any(_are_equal(*pair) for pair in pairs_to_compare(gold, said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
         """Return whether math-verify finds the right answer, in the notation that :meth:`check` gives it, equal to
