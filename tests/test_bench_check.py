@@ -84,8 +84,3 @@ def test_processors_are_recorded_beside_each_other_and_compared_with_themselves(
     assert found == [(commit, f"Processor {on}") for commit in ("first", "second") for on in "AB"]
     machine = module.read_records(file)[0].machine
     assert (machine.cores, machine.torch) == (module.os.cpu_count(), module.torch.__version__)
-
-
-def test_the_recorded_ratios_can_be_read(module: ModuleType) -> None:
-    records = module.read_records(module.RATIOS)
-    assert records and all(set(record.ratios) == set(module.RATIO_OF) for record in records[-1:])

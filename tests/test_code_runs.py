@@ -203,9 +203,6 @@ def run_it(source: str) -> str:
     return "Done."
 env = ToolEnv([run_it], [exact_match], max_turns=1)
 """,
-    "an environment of tools elsewhere, which says so": """
-env = ToolEnv([], [exact_match], max_turns=1, sandbox="none: nothing" if LEVEL == "none" else None)
-""",
     "a world with a user, which says so": """
 class Silent:
     async def reply(self, task, said, context):
@@ -260,7 +257,6 @@ def test_nothing_is_said_of_a_risk_if_the_sandbox_holds(way: str, tmp_path: Path
     [
         ("swe-bench/django:latest", None),
         ("bubblewrap: files", None),
-        ("nonesuch:1", None),
         (3, None),
         ("none", "none"),
         ("none: here", "none: here"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,23 +91,6 @@ def test_an_index_is_shared_while_its_file_is_unchanged(tmp_path: Path) -> None:
     os.utime(corpus, ns=(1, 1))
     (found,) = open_retriever(corpus).search(["Bruno"])
     assert found[0].title == "Bruno" and open_retriever(corpus) is not first
-
-
-def test_a_corpus_replaced_by_one_of_equal_size_and_time_is_read_again(tmp_path: Path) -> None:
-    corpus, other = tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
-    for path, title in ((corpus, "Alba"), (other, "Brun")):
-        path.write_text(json.dumps({"title": title, "text": title}), "utf-8")
-        os.utime(path, ns=(1, 1))
-    first = open_retriever(corpus)
-    other.replace(corpus)
-    second = open_retriever(corpus)
-    assert second.search(["Brun"])[0][0].title == "Brun"
-    time.sleep(0.02)  # so that the clock of the file system goes on
-    corpus.write_text(corpus.read_text("utf-8").replace("Brun", "Cora"), "utf-8")  # in place: the same inode
-    os.utime(corpus, ns=(1, 1))
-    ((found,),) = open_retriever(corpus).search(["Cora"])
-    assert found.title == "Cora"
-    del first, second  # indexes are shared only while they are referenced
 
 
 def test_settings_of_a_task_set_are_refused_beside_a_file(run: Run, model: str, tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 import re
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
+from typing import Any
 
 from preloaded import run_python
+from random_faults import Faults
+from soak import PATIENT, ResourceWatch, Sample, SoakIsOver, SoakResult
 
 SCRIPT = Path(__file__).parent / "faults" / "soak.py"
 
@@ -23,5 +27,8 @@ def test_a_run_with_random_faults_and_a_stop_stays_valid_and_leaks_nothing() -> 
 
 
 def test_a_leak_is_detected() -> None:
-    done = soak("--leak")
-    assert done.returncode == 1 and "more files are open" in done.stdout, done.stdout
+    watch = ResourceWatch(60.0, steps=2, stops=0)
+    watch.steps, watch.samples = [1.0], [Sample(0.0, 1.0, 10, 5), Sample(1.0, 1.0, 20, 5)]
+    report: Any = SimpleNamespace(violations=())
+    result = SoakResult(watch, PATIENT, SoakIsOver("over"), Faults(0.0, 0, True), report, {}, 0, 0.0)
+    assert list(result.violations()) == ["10 more files are open"]

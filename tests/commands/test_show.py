@@ -223,14 +223,6 @@ def test_tokens_have_the_numbers_of_engine_and_trainer(show: Show) -> None:
     assert "advantage" in narrow and "gap" in narrow and "entropy" not in narrow
 
 
-def test_tokens_of_the_state_are_shown_as_not_trained(show: Show) -> None:
-    words = show("demo", "10.0", "--tokens").words
-    assert "state 3 tokens, not trained ⟨5⟩│⟨6⟩│⟨7⟩ policy" in words
-    assert "state 1 token, not trained ⟨8⟩ policy" in words
-    turns = show("demo", "10.0", "--tokens", "--json").data["turns"]
-    assert turns[1]["state_tokens"] == [[8, "⟨8⟩"]]
-
-
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path, show: Show) -> None:
     trajectory = replace(make_trajectory(1, 3), rewards={"em": math.nan})
     with closing(create_run(tmp_path / "run", CONFIG)) as writer:

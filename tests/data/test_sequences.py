@@ -79,17 +79,6 @@ def test_an_appending_episode_is_one_causal_sequence_of_its_own_length(make: Any
     assert sum(map(len, unmerged)) == sum(5 * turn for turn in range(1, 11))  # control: the cost without merging
 
 
-def test_the_example_of_the_docstring_is_right(make: Any) -> None:
-    turns = [make.turn(0, [5, 6], [7]), make.turn(1, [3], [8], parent=0), make.turn(2, [4], [9], parent=0)]
-    (sequence,) = pack_prefix_tree(make.trajectory(turns), 0, places_of(make.trajectory(turns)))
-    assert sequence.ids.tolist() == [5, 6, 7, 3, 8, 4, 9]
-    assert sequence.position_ids.tolist() == [0, 1, 2, 3, 4, 3, 4]
-    assert sequence.subtree_end.tolist() == [7, 7, 7, 5, 5, 7, 7]
-    assert sequence.logit_positions.tolist() == [1, 3, 5] and sequence.token_positions.tolist() == [2, 4, 6]
-    assert sequence.tokens.tolist() == [0, 1, 2]
-    assert sequence.post_action_states.tolist() == [2, 4, 6] and sequence.turns.tolist() == [0, 1, 2]
-
-
 def test_a_rewritten_context_starts_a_new_sequence(make: Any) -> None:
     turns = [make.turn(0, [1, 2], [3]), make.turn(1, [4], [5])]
     first, second = pack_prefix_tree(make.trajectory(turns), 0, [TurnPlace(0, 0), TurnPlace(1, 1)])
@@ -101,12 +90,6 @@ def test_causal_packing_packs_branches_per_turn_and_keeps_chains_whole(make: Any
     tree = make.trajectory([*chain.turns, make.turn(2, [5], [6], parent=0)])
     assert len(pack_causal(chain, 0, places_of(chain))) == 1
     assert [len(sequence) for sequence in pack_causal(tree, 0, places_of(tree))] == [2, 4, 4]
-
-
-def test_a_thousand_turns_are_packed(make: Any) -> None:
-    trajectory = make.trajectory(make.chain(*(([1], [2]) for _ in range(1000))))
-    (sequence,) = pack_prefix_tree(trajectory, 0, places_of(trajectory))
-    assert len(sequence) == 2000
 
 
 @given(trees())

@@ -217,18 +217,6 @@ def test_shuffled_feedback_is_about_another_function(make: Callable[..., TaskSet
     assert sum(passed) < len(passed) / 2
 
 
-def test_the_measures_count_corrected_failures(make: Callable[..., TaskSet], play: Play) -> None:
-    taskset = make()
-    (task,) = taskset.tasks("test")[:1]
-    ways = [("right",), ("wrong", "right"), ("wrong", "wrong"), ("same",)]
-    found = [trajectory for way in ways for trajectory in play(taskset, [task], attempt(bug_of(task), *way))]
-    assert taskset.measures is not None
-    assert taskset.measures(found) == pytest.approx(
-        {"first_fix_rate": 1 / 4, "corrected_rate": 1 / 3, "kept_after_fail": 1 / 2}
-    )
-    assert taskset.measures([]) == {}
-
-
 def test_the_measures_say_whether_an_agent_keeps_what_passed(make: Callable[..., TaskSet], play: Play) -> None:
     taskset = make(bugs=9, proposals=3)
     tasks = taskset.tasks("train")[:40]

@@ -12,9 +12,9 @@ import pytest
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Action, Message, to_openai
+from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.model.load import load_tokenizer
 from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
@@ -24,7 +24,7 @@ from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training.evaluate import Method, attempts
-from environments import memory, orders, people, unreliable
+from environments import memory, orders, unreliable
 
 TASKSETS = (memory, orders, unreliable)
 Play = Callable[[TaskSet, Task, ReferenceSolution], Trajectory]
@@ -101,46 +101,12 @@ def test_a_solution_of_another_request_earns_nothing(play: Play) -> None:
     assert play(taskset, other, solution).rewards["served"] == 0.0
 
 
-def test_pages_support_an_answer_only(play: Play) -> None:
-    taskset = people.build(seed=0)
-    task = taskset.tasks("2-hop")[0]
-    searches = [tool_call("search", query=page) for page in task.data["chain"].pages]
-    nobody = Message.assistant("<answer>Nobody</answer>")
-    for messages, read, support in (
-        ([*searches, nobody], 1.0, 1.0),
-        ([searches[0], nobody], 0.5, 0.5),
-        ([*searches, Message.assistant("I do not know.")], 1.0, 0.0),
-    ):
-        rewards = play(taskset, task, ReferenceSolution("attempt", script(*messages))).rewards
-        assert (rewards["pages_read"], rewards["supported"]) == (read, support)
-
-
 @pytest.fixture(scope="module")
 def shop() -> tuple[TaskSet, Task, ReferenceSolutions]:
     taskset = orders.build(seed=0)
     task = next(task for task in taskset.tasks("train") if task.data["wish"].field == "colour")
     assert taskset.solutions is not None
     return taskset, task, taskset.solutions(task)
-
-
-def with_thought(trajectory: Trajectory, thought: str, text: str) -> Trajectory:
-    """Return the attempt with another last message, preceded by a thought."""
-    raw = f"<think>\n{thought}\n</think>\n\n{text}"
-    last = replace(trajectory.turns[-1], action=Action(Message.assistant(text, reasoning=thought), raw))
-    return replace(trajectory, turns=(*trajectory.turns[:-1], last))
-
-
-def test_a_thought_is_not_a_message_to_the_customer(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
-    taskset, task, solutions = shop
-    trajectory = play(taskset, task, solutions.gold[0])
-    prices = {number: order.price for number, order in task.data["orders"].items()}
-    price = prices.pop(task.data["wish"].order)
-    other = next(iter(prices.values()))
-    assert (
-        orders.served_reward(with_thought(trajectory, f"The price is {price}.", "It is done."), task)["served"] == 0.0
-    )
-    honest = with_thought(trajectory, f"Not {other} but {price}.", f"It is done; the price is {price}.")
-    assert orders.served_reward(honest, task)["served"] == 1.0
 
 
 def test_only_a_finished_conversation_counts_as_served(
@@ -169,12 +135,3 @@ def test_the_customer_answers_one_thing_at_a_time(shop: tuple[TaskSet, Task, Ref
         f"It is order {wish.order}.",
         f"Make it {wish.value}.",
     ]
-
-
-def test_the_number_of_an_order_may_be_lower_case(shop: tuple[TaskSet, Task, ReferenceSolutions], play: Play) -> None:
-    taskset, task, _ = shop
-    wish = task.data["wish"]
-    number, price = f" {wish.order.lower()}", task.data["orders"][wish.order].price
-    changes = tool_call("change", order=number, field="colour", value=wish.value)
-    small = script(tool_call("look_up", order=number), changes, Message.assistant(f"The price is {price}."))
-    assert play(taskset, task, ReferenceSolution("small", small)).rewards["served"] == 1.0

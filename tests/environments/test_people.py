@@ -96,21 +96,6 @@ def test_a_search_for_a_name_nearly_always_returns_that_page_among_at_most_three
     assert sum(found) / len(found) > 0.98
 
 
-def test_the_examples_are_in_the_prompt_with_the_name_of_the_tool() -> None:
-    taskset = build(0)
-    for split, name in (("2-hop", "search"), ("renamed-tool", "look_up")):
-        env = taskset.env_for_split(split)
-        assert [tool.name for tool in env.tools] == [name]
-        calls = [call.name for message in env.examples for call in message.calls]
-        assert calls == [name] * 5
-    answers = [message.text for message in EXAMPLES if message.role == "assistant" and not message.calls]
-    assert answers == [f"<answer>{answer}</answer>" for answer in ("Greek", "Cairo", "spaniel")]
-    for index, message in enumerate(EXAMPLES):
-        if message.calls:
-            # a page or question names the person
-            assert message.calls[0].arguments["query"] in EXAMPLES[index - 1].text
-
-
 def test_a_search_of_the_agent_repeats_the_question_and_one_of_naive_rag_does_not() -> None:
     task = tasks("2-hop", 0)[0]
     query, question = task.data["chain"].start, task.messages[0].text

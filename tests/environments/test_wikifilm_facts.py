@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from film_pages import PAGES
 
 from agent_r1.retrieval.retriever import Passage
-from environments.wikifilm import KINDS
 from environments.wikifilm.films import Film, read_film
 from environments.wikifilm.persons import Person, read_director
 from environments.wikifilm.text import Date
-
-TEXTS = {page.title: page.text for page in PAGES}
-SPLITS = ("train", "validation", *KINDS)
 
 
 def film(text: str, title: str = "X") -> Film | None:
@@ -58,11 +53,6 @@ def test_the_director_and_the_year_of_a_film(text: str, year: int | None, direct
 )
 def test_pages_about_something_else_are_no_films(text: str) -> None:
     assert film(text) is None
-
-
-def test_a_year_in_the_title_that_differs_makes_the_year_unknown() -> None:
-    text = "X is a 1977 film directed by Ann Lee."
-    assert film(text, "X (1980 film)") == Film("X (1980 film)", None, "Ann Lee")
 
 
 @pytest.mark.parametrize(

@@ -91,25 +91,3 @@ def test_a_continuation_that_another_session_has_too_is_computed_once(
     prefilled.clear()
     assert together == [converse(tiny_model, [session])[0] for session in sessions]
     assert together[0] == together[1] != together[3]
-
-
-def test_equal_tokens_that_were_computed_in_other_passes_are_not_copied(
-    tiny_model: PreTrainedModel, prefilled: list[int]
-) -> None:
-    async def run() -> None:
-        engine = TorchEngine(copy.deepcopy(tiny_model), 512, EngineConfig(max_sequences=64, decode_step="torch"))
-
-        async def greedy(name: str, state: tuple[int, ...], count: int) -> tuple[int, ...]:
-            params = SamplingParams(temperature=0, max_tokens=count)
-            return (await engine.generate(Prompt(state), params, session_id=name)).token_ids
-
-        sampled = await greedy("first", prompt(30), 6)
-        assert await greedy("second", (*prompt(30), *sampled[:3]), 3) == sampled[3:]
-        later = (*prompt(30), *sampled, *OBSERVATION)
-        for name in ("first", "second", "third"):
-            await greedy(name, later, 2)
-        await engine.close()
-
-    asyncio.run(run())
-    _probe, *counts = prefilled
-    assert counts == [29, 32, 4, 4, 39]

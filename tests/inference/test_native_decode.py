@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,26 +72,6 @@ def test_a_row_has_the_same_bits_alone_and_among_others_with_any_number_of_threa
             assert torch.equal(runner.decode(0, {row: row % 50 for row in rows}), expected[rows])
     finally:
         torch.set_num_threads(1)
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="these options are for x86-64")
-def test_a_row_has_the_same_bits_if_the_compiler_avoids_fused_operations(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # for processors such as AMD's EPYC 7003, GCC fuses products and sums in some loops only
-    flags = (*native_library.FLAGS, "-mtune=znver2", "-mno-avx512f")
-    monkeypatch.setattr(native_library, "FLAGS", flags)
-    monkeypatch.setattr(native_library, "CACHE", tmp_path)
-    library = load_library.__wrapped__(find_compiler())
-    assert isinstance(library, NativeLibrary), library
-    monkeypatch.setattr(native_decode, "load_library", lambda _: library)
-    whole = native_runner(make("qwen3"), 64)
-    fill(whole)
-    expected = whole.decode(0, {row: row % 50 for row in range(64)})
-    for count in range(1, 10):  # one instance of the tile for each number of rows
-        alone = native_runner(make("qwen3"), 64)
-        fill(alone)
-        assert torch.equal(alone.decode(0, {row: row % 50 for row in range(count)}), expected[:count])
 
 
 def keys_and_values(runner: ModelRunner, row: int, tokens: int) -> list[Tensor]:
@@ -256,17 +235,6 @@ def test_conversations_have_the_same_bits_alone_and_the_logprobs_of_a_plain_forw
                 logits = tiny_model(torch.tensor([[*state, *done.token_ids]])).logits[0, len(state) - 1 : -1] / 0.7
             expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(done.token_ids)[:, None])[:, 0]
             assert (expected - torch.tensor(done.logprobs)).abs().max() < 1e-5
-
-
-def test_with_a_kv_cache_that_is_too_small_for_all_sequences_they_have_the_same_bits(
-    tiny_model: PreTrainedModel,
-) -> None:
-    page = PAGE_TOKENS * 2 * 2 * 2 * 8 * 4  # tokens * layers * (keys, values) * heads * head size * bytes of a number
-    plenty, scarce = (converse_together(tiny_model, list(range(8)), n * page / 2**30) for n in (500, 20))
-    sampled = [[(done.token_ids, done.logprobs) for _, done in turns] for turns in plenty]
-    assert [[(done.token_ids, done.logprobs) for _, done in turns] for turns in scarce] == sampled
-    computed = [sum(done.prefilled_tokens for turns in each for _, done in turns) for each in (plenty, scarce)]
-    assert computed[1] > computed[0] + 200  # sequences were removed, and computed again
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/pagemap of Linux")

@@ -27,7 +27,7 @@ from agent_r1.core.inference import (
     StopCondition,
     WeightUpdate,
 )
-from agent_r1.inference.config import DecodeConfig, DecodeStep, EngineConfig
+from agent_r1.inference.config import DecodeConfig, EngineConfig
 from agent_r1.inference.guidance import Critic, ValueGuidedEngine
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.value_head import build_value_model
@@ -213,11 +213,10 @@ def test_the_context_is_computed_once(tiny_model: PreTrainedModel, monkeypatch: 
     assert sizes == [(1, 40 + 3 + 4), (1, 3 + 3)]
 
 
-@pytest.mark.parametrize("decode_step", ["auto", "torch"])
-def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel, decode_step: DecodeStep) -> None:
+def test_many_conversations_share_few_slots(tiny_model: PreTrainedModel) -> None:
     # Each waits until all slots of its candidates are free: otherwise each would hold what another one waits for.
     async def run() -> None:
-        config = EngineConfig(max_sequences=7, kv_cache_gib=0.0003, decode_step=decode_step)
+        config = EngineConfig(max_sequences=7, kv_cache_gib=0.0003)
         inner = TorchEngine(copy.deepcopy(tiny_model), 64, config)
         slots = inner.capabilities.max_sessions or 0
         engine = ValueGuidedEngine(inner, TableValues(lambda _: 0.0), guide(candidates=3))

@@ -54,13 +54,6 @@ def test_other_texts_and_their_order_do_not_change_a_vector(pooling: str, folder
     assert np.abs(together[0] - together[1]).max() > 0.05
 
 
-def test_poolings_differ_and_so_do_their_fingerprints(folder: Path) -> None:
-    mean, cls = load(folder, "mean"), load(folder, "cls")
-    assert np.abs(mean.encode(TEXTS[1:2]) - cls.encode(TEXTS[1:2])).max() > 0.05
-    assert mean.fingerprint() != cls.fingerprint()
-    assert mean.fingerprint() == load(folder, "mean").fingerprint()
-
-
 def test_a_long_text_is_truncated_to_the_context_of_the_model(folder: Path) -> None:
     encoder = load(folder)
     assert encoder.max_tokens == 128

@@ -22,8 +22,6 @@ from research.paper.experiments import (
     METHODS,
     Base,
     Curve,
-    Experiment,
-    Method,
     PaperConfig,
     Result,
     Score,
@@ -74,15 +72,6 @@ def test_the_command_line_gives_the_settings_of_the_experiment(method):
     assert [typed_settings(command).values["model"] for command in later] == ["runs/x"] * method.trains
     last = resolve_config(EvalConfig, [typed_settings([first, *later][-1])], taskset)
     assert (last.n, last.pass_k, last.pass_attempts) == (20, 1, 2)
-
-
-def test_booleans_and_lists_are_written_as_the_command_line_reads_them():
-    masks = Method("x", "X", {"algorithm": "grpo", "algorithm.masks.loss": False})
-    both = Method("y", "Y", {"methods": ("naive-rag", "base-tool-call")})
-    assert "naive-rag,base-tool-call" in plan_experiment(both, TINY, 0, 4, 24).commands("")[0]
-    settings = {"taskset": "tinywiki", "checkpoint_every": 0, **masks.settings}
-    arguments = Experiment(masks, TINY, 0, settings, {}, "").commands("runs/x")[0]
-    assert typed_settings(arguments).values == {**settings, "algorithm.masks.loss": "false", "run": "runs/x"}
 
 
 def test_other_settings_other_defaults_or_another_base_give_another_experiment(monkeypatch):

@@ -95,13 +95,6 @@ def test_the_greedy_attempt_has_the_next_sample_index_and_is_kept_apart(renderer
     assert len(started) == 9 and sorted(started) == sorted(ended)
 
 
-def test_without_a_greedy_rollout_there_is_no_greedy_attempt(renderer):
-    scorer = SizeScorer()
-    groups, log = collect(renderer, scorer, greedy=False)
-    assert [group.greedy for group in groups] == [None] * 3
-    assert scorer.sizes == [2] * 3 and len(log.events) == 12
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_greedy_attempt_and_the_group_fail_independently(renderer, size):
     groups, _ = collect(renderer, SizeScorer(lambda group: len(group) == size))

@@ -104,9 +104,3 @@ def test_a_reward_name_at_two_levels_fails_the_attempt(renderer, turn, call, who
     assert (
         trajectory.reason == "reward same is given at two levels: use different names for calls, turns and trajectories"
     )
-
-
-def test_different_reward_names_at_each_level_are_accepted(renderer):
-    env = ToolEnv([look], call_rewards=found, turn_rewards=words)
-    trajectory = scored(renderer, env, (FunctionScorer({"em": lambda trajectory, task: 1.0}),))
-    assert trajectory.status is Status.COMPLETED and trajectory.rewards == {"em": 1.0}

@@ -105,13 +105,6 @@ def test_staleness_is_limited_and_no_group_starts_in_vain(schedule, useful, paus
     check(schedule, useful, pauses)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 4), usefulness, turns)
-def test_without_staleness_and_refill_each_group_starts_in_its_own_step(steps, groups, useful, pauses):
-    simulated = check(Schedule(steps, groups, 0, 0), useful, pauses)
-    assert simulated.started == [group_id // groups for group_id in range(steps * groups)]
-
-
 class TooEager(StalenessController):
     """Lets one group too many start."""
 
@@ -158,18 +151,6 @@ def test_groups_start_as_early_as_allowed():
     during, after = asyncio.run(look())
     assert during == [list(range(number)) for number in (4, 5, 6, 7, 8, 8, 8)]
     assert after == list(range(12))
-
-
-def test_no_group_starts_for_a_step_after_the_last():
-    async def look():
-        controller = StalenessController(3, 2, max_staleness=2)
-        seen = [await startable(controller, range(20))]
-        for version in (1, 2, 3):
-            await controller.on_step_end(version)
-            seen.append(await startable(controller, range(20)))
-        return seen
-
-    assert asyncio.run(look()) == [list(range(6))] * 4
 
 
 def test_a_resumed_controller_continues_with_its_groups_and_version():

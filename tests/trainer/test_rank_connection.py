@@ -15,9 +15,8 @@ import pytest
 from forked_ranks import ForkedProcess
 from trainer import rank_requests
 
-from agent_r1.core.errors import InvalidInput
 from agent_r1.trainer import ranks as rank_connection
-from agent_r1.trainer.ranks import RankGroup, RankListener, StartedRank, connect_rank, find_interface, serve_rank
+from agent_r1.trainer.ranks import RankGroup, RankListener, StartedRank, connect_rank, serve_rank
 
 
 @pytest.fixture
@@ -95,9 +94,3 @@ def test_ranks_that_connect_compute_together() -> None:
     with closing(RankGroup[None](2, "cpu", ConnectingRanks())) as group:
         assert group.call(rank_requests.rank) == [0, 1]
         assert group.call(rank_requests.sum_of_ranks) == [1.0, 1.0]
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert find_interface("127.0.0.1") in ("lo", "lo0")
-    with pytest.raises(InvalidInput, match=r"placement: got 203\.0\.113\.7; give each machine of the cluster its own"):
-        find_interface("203.0.113.7")

@@ -18,7 +18,7 @@ from trainer import rank_requests
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.trainer import ranks
-from agent_r1.trainer.ranks import RankDied, RankFailed, RankGroup
+from agent_r1.trainer.ranks import RankFailed, RankGroup
 
 DRIVER = """
 import time
@@ -89,16 +89,6 @@ def test_a_killed_rank_is_named_and_ends_the_others(group: RankGroup[None]) -> N
     wait_until_ended(pids)
     with pytest.raises(RankFailed, match="have ended"):
         group.call(rank_requests.rank)
-
-
-def test_of_three_ranks_the_one_that_died_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The others fail because of it: one raises an error, the other ends itself.
-    monkeypatch.setattr(ranks, "start_process", ForkedRank)
-    with (
-        closing(RankGroup[None](3, "cpu")) as group,
-        pytest.raises(RankDied, match=rf"rank 1 .* \(process {group.pids[1]}\) was killed by SIGKILL"),
-    ):
-        group.call(rank_requests.die_one_after_another)
 
 
 def test_an_abort_that_is_noticed_first_does_not_hide_the_kill_that_caused_it() -> None:

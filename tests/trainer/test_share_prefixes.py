@@ -73,14 +73,6 @@ def test_small_models_share_nothing_unless_told_and_large_models_do(make: Any, m
     assert tokens("auto") == tokens("on")
 
 
-def test_the_number_of_tokens_is_that_of_one_epoch_in_any_number_of_steps(make: Any) -> None:
-    def tokens(epochs: int, minibatches: int) -> float:
-        updater = updater_of(make, "dapo", {"epochs": epochs}, {"minibatches": minibatches}, "off")
-        return update(updater, make.prompted_groups(4)).metrics["model_tokens"]
-
-    assert tokens(1, 1) == tokens(2, 1) == tokens(2, 3) > 0
-
-
 def sliding() -> PreTrainedModel:
     config = MistralConfig(
         vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

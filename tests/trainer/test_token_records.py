@@ -12,7 +12,7 @@ from updating import update
 
 from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.core.events import TokenRecord
-from agent_r1.core.trajectory import Group, Status
+from agent_r1.core.trajectory import Group
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater, Trained, UpdateReport
@@ -66,12 +66,3 @@ def test_records_of_the_first_groups_change_no_weight_and_no_metric(make: Any, g
     trained = {one.attempt for one in with_records.outcomes if isinstance(one, Trained)}
     assert recorded == {attempt for attempt in trained if attempt.group_id < 2}
     assert without.version == with_records.version and dict(without.metrics) == dict(with_records.metrics)
-
-
-def test_a_token_that_the_loss_excludes_has_weight_zero(make: Any) -> None:
-    turns = make.chain(([1], [2, 3]))
-    cut = make.trajectory(turns, {"score": 1.0}, member=1, status=Status.OUT_OF_TURNS, truncated=True)
-    groups = make.groups(make.trajectory(turns, {"score": 0.0}), cut, make.trajectory(turns, {"score": 0.5}, member=2))
-    records = report_of(make, "grpo", groups, 1, overlong=True).token_records
-    weights = {record.attempt.sample_index: record.loss_weights for record in records}
-    assert weights[1] == (0.0, 0.0) and all(weights[0]) and all(weights[2])

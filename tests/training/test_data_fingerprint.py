@@ -50,12 +50,6 @@ def test_the_fingerprint_of_a_folder_covers_names_and_contents_but_no_hidden_fil
     assert len(set(seen)) == 4 and digest() == seen[-1]
 
 
-def test_names_on_the_hub_and_urls_have_no_fingerprint(micro: TaskSet, tmp_path: Path) -> None:
-    named = {"data": "hf:owner/name", "corpus": "http://127.0.0.1:8000"}
-    [tasks] = fingerprint_data(config_of(micro, tmp_path / "run", named), micro)
-    assert tasks.detail.startswith("tasks ")
-
-
 def one(**changes: Any) -> Task:
     return replace(Task("a", (Message.user("Where?"),), {"answers": ("x", 1.5, None), "seen": {"b", "a"}}), **changes)
 

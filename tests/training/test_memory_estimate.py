@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -236,17 +235,6 @@ def test_a_run_that_cannot_end_is_refused_with_numbers_and_with_settings_that_fi
     assert f"give {settings}, or take" in str(refused.value)
     fitting = plan_memory(model, config_of(**changed), 1024, needed)  # the advice is right
     assert fitting.total <= needed
-
-
-def test_a_shorter_context_is_advised_if_nothing_else_suffices() -> None:
-    model = qwen()
-    settings = {"trainer__activation_checkpointing": True, "trainer__dtype": "bfloat16", "engine__dtype": "bfloat16"}
-    small = config_of(**settings, engine__kv_cache_gib=0.1, trainer__micro_tokens=128)
-    free = plan_memory(model, small, 128, PLENTY).total
-    with pytest.raises(InvalidInput) as refused:
-        plan_memory(model, config_of(trainer__micro_tokens=512), 512, free)
-    advised = re.search(r"--context (\d+)", str(refused.value))
-    assert advised is not None and 64 <= int(advised[1]) <= 256
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from agent_r1.cli import main
-from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, script, tool_call
@@ -104,10 +103,6 @@ def test_a_malformed_call_gets_the_same_feedback_as_a_policys(typed: Callable, l
     assert played.turns == 3 and played.rewards == {"exact_match": 1.0, "found": 1.0}
 
 
-def test_a_line_may_be_continued(typed: Callable) -> None:
-    assert typed("Well:\\", "<answer>\\", "Bruno</answer>")[0].rewards["exact_match"] == 1.0
-
-
 def test_the_end_of_a_pipe_leaves_the_episode_unscored(typed: Callable) -> None:
     played, _ = typed("look_up town 3")
     assert played == PlayResult("3", "left", 1) and played.text == "left after 1 turn; nothing was scored"
@@ -123,12 +118,6 @@ def test_a_failure_of_the_environment_is_shown(typed: Callable) -> None:
 
     played, _ = typed("look_up x", taskset=taskset(env=ToolEnv([look_up], call_rewards=unable)))
     assert played.status == "environment_failed" and "no reward for that" in played.text and played.rewards == {}
-
-
-def test_the_seed_selects_a_task_and_a_number_too_high_is_refused(typed: Callable) -> None:
-    assert typed(number=None)[0].task == typed(number=None)[0].task
-    with pytest.raises(InvalidInput, match="number"):
-        typed(number=9)
 
 
 def test_lines_become_calls_or_plain_messages() -> None:

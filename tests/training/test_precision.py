@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from scenarios import MICRO, micro_taskset
 from transformers import PreTrainedModel
 
-from agent_r1.algorithms.registry import build_algorithm
 from agent_r1.config import Layer
 from agent_r1.core.inference import PolicyVersion, WeightUpdate
 from agent_r1.inference.config import EngineConfig
@@ -23,7 +22,7 @@ from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.training import run
-from agent_r1.training.config import MonitorConfig, TrainConfig, resolve_config
+from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.loop import publish_weights
 from agent_r1.training.progress import SilentProgress, StepReport, format_step
 
@@ -93,22 +92,11 @@ def test_the_loss_is_corrected_by_default_if_the_data_types_differ(settings: Any
     assert (None if correction is None else correction.level) == level
 
 
-def test_a_correction_of_an_algorithm_object_is_kept() -> None:
-    algorithm = build_algorithm("grpo", {"correction.level": "trajectory"})
-    assert config_of(**MIXED, algorithm=algorithm).algorithm == algorithm
-
-
 def test_a_step_shows_a_gap_that_rounding_in_float32_cannot_explain() -> None:
     def shown(gap: float) -> str:
         return format_step(StepReport(1, 0.5, None, 10.0, {"logprob_gap": gap}), 2, 1.0)
 
     assert "log-prob gap 0.125" in shown(0.125) and "gap" not in shown(1e-5)
-
-
-def test_limits_of_the_monitor_follow_the_data_types_unless_they_are_given() -> None:
-    limits = MonitorConfig()
-    assert (limits.gap_limit("float32", "float32"), limits.gap_limit("float32", "bfloat16")) == (1e-2, 1.0)
-    assert MonitorConfig(logprob_gap=0.1).gap_limit("bfloat16", "bfloat16") == 0.1
 
 
 def test_a_run_in_bfloat16_saves_float32_weights_and_passes_the_monitor(tmp_path: Path) -> None:

@@ -2,70 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from scenarios import MICRO, micro_taskset
-from simulated_clock import SimulatedClock
-from tests_tokenizer import hermes_tokenizer
 
 from agent_r1.cli import main
 from agent_r1.config import Layer, resolve
-from agent_r1.core import profile
-from agent_r1.core.inference import SamplingParams
-from agent_r1.core.messages import Message
 from agent_r1.core.profile import PARTS, SECONDS
-from agent_r1.core.task import Task
-from agent_r1.core.trajectory import Scores, Trajectory
-from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.renderers.template_renderer import TemplateRenderer
-from agent_r1.rollout.agent_loop import Agent, AgentLoop
-from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
-from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import run_digest
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
-
-TASK = Task("t", (Message.user("hello"),))
-
-
-@dataclass
-class SlowScorer:
-    """A scorer that takes 5 seconds."""
-
-    clock: SimulatedClock
-
-    async def score(self, group: tuple[Trajectory, ...], task: Task) -> tuple[Scores, ...]:
-        self.clock.now += 5.0
-        return tuple({"em": 1.0} for _ in group)
-
-
-def test_slow_tools_and_scorers_have_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimulatedClock()
-    monkeypatch.setattr(profile, "perf_counter", clock.read)
-    monkeypatch.setattr(profile, "process_time", lambda: 0.0)
-    renderer = TemplateRenderer(hermes_tokenizer())
-    agent = Agent(ScriptedEngine(renderer, clock.reply), renderer, SamplingParams(max_tokens=400), 4000)
-    collector = Collector(
-        AgentLoop(agent, ToolEnv([clock.look])), (SlowScorer(clock),), NullRecorder(), "run", RolloutLimits()
-    )
-
-    async def collect() -> None:
-        async for group in collector.collect([GroupRequest(0, TASK, 1)]):
-            assert len(group.trajectories[0].turns) == 2
-
-    profiler = profile.StepProfiler()
-    with profile.profiling(profiler):
-        asyncio.run(collect())
-    taken = profiler.take()
-    times = {part: seconds for part in PARTS if (seconds := taken[SECONDS + part])}
-    assert times == {"tools": 30.0, "rewards": 5.0, "waiting": 2.0}
 
 
 class Lines(SilentProgress):

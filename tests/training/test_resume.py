@@ -8,18 +8,15 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from resuming import EVERYTHING, STEPS, Whole, config_of, result_of, resume, train_with_images
-from safetensors import safe_open
 
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
 from agent_r1.store.folder import create_run, reopen_run
-from agent_r1.store.manifest import checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
@@ -47,26 +44,6 @@ def recorded_tokens(folder: Path) -> list[str]:
         records = [record for event in reader.attempts() for record in reader.token_records(event.attempt)]
     assert records
     return sorted(repr(replace(record, attempt=replace(record.attempt, run=""))) for record in records)
-
-
-def test_groups_that_refilled_a_step_are_counted(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    refilling: dict[str, Any] = {
-        "reward_weights.found": 0.0,
-        "algorithm": {"max_refill_rounds": 2, "constant_groups": "drop"},
-    }
-    run = whole(steps=6, **refilling)
-    with closing(RunReader(run.place / "whole")) as reader:
-        assert sum(metrics.values["refilled_groups"] for metrics in reader.metrics()) > 3
-    assert resume(run.taskset, run.stopped(4, tmp_path)) == run.result
-
-
-def test_moments_in_8_bits_are_restored(torchao: None, whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(steps=4, **{"trainer.optimizer": "adamw-8bit"})
-    folder = run.stopped(2, tmp_path)
-    (newest,) = [path for path in list_checkpoints(folder) if checkpoint_step(path) == 2]
-    with safe_open(newest / "trainer.safetensors", "pt") as file:
-        assert any(name.endswith("exp_avg_sq.codes") for name in file.keys())  # noqa: SIM118
-    assert resume(run.taskset, folder) == run.result
 
 
 def acknowledged(folder: Path) -> Counter[str]:
@@ -182,18 +159,6 @@ def test_a_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tm
     assert events(folder)[0].endswith("does not hold the weights of step 4; it was renamed to corrupt-step-4")
 
 
-def test_a_best_checkpoint_of_another_run_is_not_used(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(unpredictable=True, **EVERYTHING)
-    folder = run.stopped(5, tmp_path)
-    oldest, newest = sorted((folder / "checkpoints").iterdir(), key=checkpoint_step)[
-        :: len(list_checkpoints(folder)) - 1
-    ]
-    shutil.rmtree(oldest)
-    shutil.copytree(newest, oldest)
-    resume(run.taskset, folder)
-    assert events(folder)[2].endswith("is lost") and verify(folder).is_valid
-
-
 def test_a_complete_run_is_resumed_only_with_more_steps(
     micro: TaskSet, whole: Callable[..., Whole], tmp_path: Path
 ) -> None:
@@ -206,15 +171,6 @@ def test_a_complete_run_is_resumed_only_with_more_steps(
     assert resume(micro, folder, steps=3) == run.result
     report = verify(folder)
     assert report.violations == () and report.segments == 2 and report.steps == 3
-
-
-def test_a_run_that_was_moved_keeps_the_names_of_its_attempts(whole: Callable[..., Whole], tmp_path: Path) -> None:
-    run = whole(algorithm="grpo")
-    folder = run.stopped(5, tmp_path)
-    resume(run.taskset, folder)
-    with closing(RunReader(folder)) as reader:
-        assert {event.attempt.run for event in reader.attempts()} == {"whole"}
-        assert reader.config()["run"] == str(folder)
 
 
 def test_another_task_set_or_model_is_refused_and_opens_no_segment(

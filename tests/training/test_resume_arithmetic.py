@@ -12,7 +12,6 @@ from resuming import config_of
 from agent_r1.config import Layer
 from agent_r1.core.events import LogEvent
 from agent_r1.core.taskset import TaskSet
-from agent_r1.data.sequences import PrefixSharing
 from agent_r1.inference import native_decode
 from agent_r1.store.reader import RunReader
 from agent_r1.trainer import single_process
@@ -100,15 +99,3 @@ def test_a_run_that_is_resumed_with_other_products_is_inexact(
         "results differ in their last bits from those of an uninterrupted run"
     )
     assert resume_for_a_step(run, micro, 4) == [first, second, inexact]  # compared with the last segment
-
-
-@pytest.mark.parametrize(
-    ("onednn", "sharing", "expected"),
-    [
-        (False, None, "products by PyTorch and no shared prefixes"),
-        (True, PrefixSharing(8, True, by_parts=True), "products by oneDNN and prefixes shared by parts"),
-        (False, PrefixSharing(8, True), "products by PyTorch and prefixes shared under a mask"),
-    ],
-)
-def test_the_text_names_products_and_sharing(onednn: bool, sharing: PrefixSharing | None, expected: str) -> None:
-    assert single_process.describe_arithmetic(onednn, sharing, "float32") == expected

@@ -127,20 +127,6 @@ def test_a_terminal_keeps_a_line_of_each_step_with_all_rewards_and_the_validatio
     ]
 
 
-def test_on_a_terminal_attempts_move_the_bar_before_the_first_step_and_in_an_evaluation() -> None:
-    progress, out = terminal()
-    progress.start(3)
-    progress.on_attempts(8, 128)
-    progress._bar.refresh()
-    assert "step 0/3  8 of 128 attempts" in out.getvalue()
-    progress.finish()
-    progress.on_attempts(5, 200)
-    progress._bar.refresh()
-    assert "5 of 200 attempts" in out.getvalue()
-    progress.on_attempts(200, 200)
-    progress.print_line("the next phase")
-
-
 def test_the_mean_of_each_reward_counts_a_call_that_was_never_made_as_zero() -> None:
     def scored(**rewards: float | None) -> Trajectory:
         return Trajectory(AttemptId("run", "t", 0, 0), "t", (), Status.COMPLETED, rewards=rewards)

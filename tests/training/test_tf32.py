@@ -19,8 +19,7 @@ from agent_r1.inference.model_runner import PROBE_TOLERANCE
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import product_precision, set_product_precision
 from agent_r1.trainer.single_process import describe_arithmetic
-from agent_r1.training import policy
-from agent_r1.training.config import GAP_LIMITS, EvalConfig
+from agent_r1.training.config import GAP_LIMITS
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +45,6 @@ def test_a_gpu_without_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="this GPU has no TF32"):
         set_product_precision("cuda", tf32=True)
     set_product_precision("cuda", tf32=False)
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_the_setting_reaches_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch, tf32: bool) -> None:
-    calls: list[tuple[str, bool]] = []
-    monkeypatch.setattr(policy, "set_product_precision", lambda *call: calls.append(call))
-    policy.load_policy(EvalConfig(model="tiny-base", tf32=tf32, device="cpu"), None)
-    assert calls == [("cpu", tf32)]
 
 
 @pytest.mark.parametrize("limits", [GAP_LIMITS, PROBE_TOLERANCE])

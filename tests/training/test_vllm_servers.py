@@ -52,7 +52,7 @@ def test_a_run_on_one_server_repeats_bit_for_bit(
     digests = []
     for name in ("first", "second"):
         run = tmp_path / name
-        assert main(["train", *OPTIONS, *LORA, *vllm(servers[:1]), "--run", str(run)]) == 0
+        assert main(["train", *OPTIONS, *vllm(servers[:1]), "--run", str(run)]) == 0
         capsys.readouterr()
         assert main(["verify", str(run), "--digest"]) == 0
         digests.append(capsys.readouterr().out)
