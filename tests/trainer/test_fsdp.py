@@ -126,7 +126,7 @@ def one_attempt(make: Any) -> list[Group]:
     return make.groups(*attempts)
 
 
-CONTINUED = [("ppo", 1, 2), ("ppo", 2, 2), ("a reference that follows", 2, 1)]
+CONTINUED = [("ppo", 1, 2), ("a reference that follows", 2, 1)]
 """Cases of trainers, with their number of ranks before and after the state is saved."""
 
 SINGLE: dict[str, dict[str, Any]] = {
@@ -174,7 +174,7 @@ def test_a_state_continues_with_another_number_of_ranks(
     loaded = continued.state().tensors
     assert loaded.keys() == state.tensors.keys() and all(loaded[name].equal(state.tensors[name]) for name in loaded)
     assert all(tensor.equal(weights[name]) for name, tensor in weights_of(continued).items())
-    assert_equal_metrics(update(continued, make.random_groups(1)), expected, 0 if before == after else 1e-6)
+    assert_equal_metrics(update(continued, make.random_groups(1)), expected, 1e-6)
 
 
 @pytest.mark.parametrize("place", ["scoring", "backward"])
