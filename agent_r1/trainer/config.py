@@ -35,14 +35,24 @@ class ScheduleConfig(BaseModel):
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at which the warm-up begins and the decay ends, as a share of the configured learning rate."""
 
+    steps: int | None = Field(default=None, ge=1)
+    """Number of steps over which the curve extends; later steps have its last learning rate. None: all steps of the
+    run. A resumed run that gets more steps keeps its old curve with its old number of steps."""
+
+    def total(self, steps: int) -> int:
+        """Return the number of steps over which the curve of a run of ``steps`` steps extends."""
+        return steps if self.steps is None else self.steps
+
     def lengths(self, steps: int) -> tuple[int, int]:
         """Return (steps of the warm-up, steps of the decay) for a run of ``steps`` steps."""
+        steps = self.total(steps)
         decay = steps - self.warmup_steps if self.decay_ratio is None else round(self.decay_ratio * steps)
         return self.warmup_steps, decay
 
     def check_steps(self, steps: int) -> None:
         """Raise InvalidInput if warm-up and decay do not fit in a run of ``steps`` steps."""
         warmup, decay = self.lengths(steps)
+        steps = self.total(steps)
         do = ""
         if warmup >= steps:
             do = f"give more steps, or a shorter warm-up in trainer.schedule: it has {warmup} steps"

@@ -79,6 +79,7 @@ def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int]
     The schedules are those of transformers, but the warm-up is one step ahead: its first factor is 1/n, and not 0.
     """
     warmup, decay = config.lengths(steps)
+    steps = config.total(steps)
     # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     if config.name == "constant":
@@ -95,6 +96,7 @@ def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int]
         )
 
     def factor(step: int) -> float:
+        step = min(step, steps)
         return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))
 
     return factor

@@ -21,7 +21,7 @@ CHANGEABLE = (
     *("record_tokens", "track", "profile"),
     *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model", "own_code"),
-    *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts"),
+    *("trainer.micro_tokens", "trainer.ranks", "trainer.rank_restarts", "trainer.schedule.steps"),
     *(f"engine.{name}" for name in EngineConfig.model_fields if name not in ("dtype", "vllm")),
     *(f"engine.vllm.{name}" for name in VllmConfig.model_fields),
     *(f"environment.{name}" for name in EnvironmentConfig.model_fields),

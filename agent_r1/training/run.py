@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from agent_r1.config import Layer
+from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.redaction import flat_settings
@@ -31,6 +31,7 @@ from agent_r1.store.folder import (
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
+from agent_r1.trainer.optimizer import learning_rate_schedule
 from agent_r1.trainer.ranks import RankDied
 from agent_r1.training.build import (
     DEVICES,
@@ -105,7 +106,8 @@ def resume(
         # Check again: another process can have changed the run after its configuration was read, before it was locked.
         resolve_resume_config([Layer("configuration read before the run was locked", config.model_dump(mode="json"))])
         start = restore_run(folder, runtime.policy, runtime.updater)
-        start = replace(start, events=(*start.events, *data_events, *arithmetic_events(runtime, folder)))
+        changed = (*arithmetic_events(runtime, folder), *schedule_events(folder, config, start.progress.step))
+        start = replace(start, events=(*start.events, *data_events, *changed))
         writer.open_segment(start.progress.step, config.model_dump(mode="json"))
         return _train_and_close(runtime, start, writer, folder, progress)
 
@@ -154,6 +156,23 @@ def arithmetic_events(runtime: Runtime, run: Path | None = None) -> list[LogEven
             detail = f"{report} {implementation} instead of {before}: results differ in their last bits"
             events.append(LogEvent(INEXACT, f"{detail} from those of an uninterrupted run"))
     return events
+
+
+def schedule_events(run: Path, config: TrainConfig, taken: int) -> tuple[LogEvent, ...]:
+    """Return an event if a run of ``taken`` steps continues with another learning rate than it would have had."""
+    with closing(RunReader(run)) as reader:
+        before = resolve(TrainConfig, [Layer(f"configuration of {run}", reader.config())])
+    old, new = (learning_rate_schedule(each.trainer.schedule, each.steps) for each in (before, config))
+    for step in range(taken + 1, config.steps + 1):
+        if old(step) != new(step):
+            spans = [each.trainer.schedule.total(each.steps) for each in (before, config)]
+            rates = [config.trainer.learning_rate * factor(step) for factor in (old, new)]
+            detail = (
+                f"the learning rate of step {step} is {rates[1]:.3g} instead of {rates[0]:.3g}, because its curve has "
+                f"{spans[1]} steps instead of {spans[0]}; --trainer.schedule.steps {spans[0]} keeps the old curve"
+            )
+            return (LogEvent(INEXACT, detail),)
+    return ()
 
 
 async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
