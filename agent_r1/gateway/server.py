@@ -141,6 +141,7 @@ class Gateway:
         ]
         routes += [Route(path, self._list_models, methods=["GET"]) for path in ("/v1/models", "/v1/models/{name:path}")]
         app = Starlette(routes=routes)
+        app.router.redirect_slashes = False  # a redirect would answer before the key and the host are checked
         app.add_exception_handler(HTTPException, _refuse_path)
         return app
 

@@ -131,6 +131,19 @@ SECRETS = (
 )
 
 
+def test_a_trailing_slash_is_not_redirected(visit):
+    async def test(site):
+        root = site.gateway.base_url
+        paths = ("/chat/completions/", "/responses/", "/messages/", "/messages/count_tokens/", "/chat/completions//")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for path in paths:
+                for headers in ({}, {"Host": "evil.example"}, {"Authorization": f"Bearer {site.open()}"}):
+                    response = await client.post(root + path, headers=headers, json={})
+                    assert (response.status_code, response.headers.get("location")) == (404, None), path
+
+    visit(test)
+
+
 def test_other_hosts_paths_and_methods_are_refused(visit):
     async def test(site):
         key, root = site.open(), site.gateway.base_url.removesuffix("/v1")
