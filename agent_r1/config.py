@@ -92,7 +92,7 @@ def read_toml(path: Path) -> Layer:
     """Return the settings of a TOML file as a layer. Raise InvalidInput if the file cannot be read or parsed."""
     try:
         with open_regular(path) as file:
-            return Layer(str(path), tomllib.load(file))
+            return Layer(str(path), tomllib.loads(file.read().decode("utf-8-sig")))
     except OSError as error:
         reason = error.strerror or "it cannot be read"
         raise InvalidInput("configuration file", got=f"{path}: {reason}", do="give a TOML file") from None

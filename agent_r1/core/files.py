@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agent_r1.core.arguments import json_type, refuse_duplicates
 from agent_r1.core.errors import InvalidInput
 
 
@@ -46,10 +47,19 @@ class JsonRecord:
 
     def get_text(self, *names: str) -> str:
         """Return the stripped text of the first field in ``names`` that the record has."""
-        value = next((self.values[name] for name in names if name in self.values), None)
+        found = next((name for name in names if name in self.values), None)
+        if found is None:
+            raise self.error(f"no {names[0]}", f"give every row a text under {' or '.join(map(repr, names))}")
+        value = self.values[found]
         if isinstance(value, str) and value.strip():
             return value.strip()
-        raise self.error(f"no {names[0]}", f"give every row a text under {names[0]!r}")
+        raise self.error(f"{found} = {describe_value(value)}", f"give every row a text under {found!r}")
+
+
+def describe_value(value: object) -> str:
+    """Return a value and its type for an error message, such as "1984 (integer)"."""
+    text = repr(value)
+    return "null" if value is None else f"{text if len(text) <= 60 else f'{text[:59]}…'} ({json_type(value)})"
 
 
 def read_records(path: Path) -> Iterator[JsonRecord]:
@@ -61,7 +71,7 @@ def read_records(path: Path) -> Iterator[JsonRecord]:
             for number, values in rows:
                 if not isinstance(values, dict):
                     what = f"{path}, row {number}"
-                    raise InvalidInput(what, got=type(values).__name__, do="make every row a JSON object")
+                    raise InvalidInput(what, got=describe_value(values), do="make every row a JSON object")
                 empty = False
                 yield JsonRecord(path, number, values)
     except OSError as error:
@@ -78,7 +88,7 @@ def read_record(path: Path) -> JsonRecord:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not isinstance(values, dict):
-        raise InvalidInput(str(path), got=type(values).__name__, do="make it a JSON object")
+        raise InvalidInput(str(path), got=describe_value(values), do="make it a JSON object")
     return JsonRecord(path, 1, values)
 
 
@@ -101,7 +111,7 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
     line, do = first_line, "fix that line"
     try:
-        value = json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
         if b"\\u" in data:  # half a character (a lone surrogate) cannot be written or hashed
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -113,8 +123,10 @@ def _parse(path: Path, data: bytes, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         got = f"broken JSON ({error.msg})"
-    except (RecursionError, ValueError) as error:
-        got = f"JSON that cannot be read ({type(error).__name__})"
+    except RecursionError:
+        got = "JSON that is nested too deeply"
+    except ValueError as error:  # a key that is given twice, a number with thousands of digits
+        got = f"JSON that cannot be read ({error})"
     raise InvalidInput(f"{path}, line {line}", got=got, do=do)
 
 

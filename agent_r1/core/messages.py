@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agent_r1.core.arguments import parse_arguments
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import decode_data_url, encode_picture, read_header
 
@@ -66,15 +66,29 @@ class Image:
 ContentPart = Text | Image
 
 
+def join_texts(texts: Iterable[str]) -> str:
+    """Join texts with a line break between two of them, unless there is one: they can be values, such as 1 and 23."""
+    joined = ""
+    for text in texts:
+        is_apart = not joined or not text or joined.endswith("\n") or text.startswith("\n")
+        joined += text if is_apart else f"\n{text}"
+    return joined
+
+
+def join_parts(parts: Iterable[ContentPart]) -> tuple[ContentPart, ...]:
+    """Return the parts with adjacent texts joined to one."""
+    joined: list[ContentPart] = []
+    for part in parts:
+        if joined and isinstance(part, Text) and isinstance(last := joined[-1], Text):
+            joined[-1] = Text(join_texts((last.text, part.text)))
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
 def parts_text(parts: Iterable[ContentPart]) -> str:
     """Return the parts of a message as one text. Each image is a line such as ``[image/png 64x48 9f86d081884c]``."""
-    text = ""
-    for part in parts:
-        if isinstance(part, Image):
-            text += f"{part}\n" if not text or text.endswith("\n") else f"\n{part}\n"
-        else:
-            text += part.text
-    return text
+    return join_texts(f"{part}\n" if isinstance(part, Image) else part.text for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,8 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text parts of the message, joined."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        """The text parts of the message, joined by line breaks."""
+        return join_texts(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -137,7 +151,7 @@ def to_openai(message: Message) -> dict[str, Any]:
     """
     data: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.images:
-        data["content"] = [_part_to_openai(part) for part in message.parts]
+        data["content"] = [_part_to_openai(part) for part in join_parts(message.parts)]
     if message.reasoning is not None:
         data["reasoning_content"] = message.reasoning
     if message.calls and all(call.arguments is not None for call in message.calls):
@@ -229,13 +243,9 @@ def _call(call: object, index: int) -> ToolCall:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"a tool call without a function and its name: {call!r:.80}")
-    arguments = function.get("arguments", {})
-    raw = arguments if isinstance(arguments, str) else ""
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"a tool call whose arguments are not an object: {arguments!r:.80}")
-    return ToolCall(str(call.get("id", f"call_{index}")), function["name"], arguments, raw)
+    given = function.get("arguments")
+    raw = given if isinstance(given, str) else ""
+    return ToolCall(str(call.get("id", f"call_{index}")), function["name"], parse_arguments(given), raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ class Task:
         if not isinstance(data, Mapping | None):
             do = 'give a dictionary such as {"answers": ("Bruno",)}'
             raise InvalidInput(f"data of task {id!a}", got=f"an object of type {type(data).__name__}", do=do)
-        for name, text in (("id", id), ("split", split), *(("messages", message.text) for message in opening)):
+        for name, text in (("id", id), ("split", split)):
             check_text(f"{name} of task {id!a}", text)
+        check_messages(f"messages of task {id!a}", opening)
         object.__setattr__(self, "id", id)  # the dataclass is frozen
         object.__setattr__(self, "messages", opening)
         object.__setattr__(self, "data", {} if data is None else data)
@@ -54,6 +55,17 @@ def check_text(what: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(what, got=f"half a character, {text[error.start]!a}", do="remove it") from None
+
+
+def check_messages(what: str, messages: Iterable[Message]) -> None:
+    """Raise InvalidInput about ``what`` if a text, a thought or a call of a message has half a character."""
+    for message in messages:
+        check_text(what, message.text)
+        if message.reasoning is not None:
+            check_text(what, message.reasoning)
+        if message.calls:
+            calls = [(call.name, call.raw, dict(call.arguments or {})) for call in message.calls]
+            check_text(what, json.dumps(calls, ensure_ascii=False, default=str))
 
 
 AgentFunction = Callable[[str, str, Task], Awaitable[object] | object]

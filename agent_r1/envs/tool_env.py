@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from agent_r1.core.arguments import describe_parameters
 from agent_r1.core.environment import RolloutContext, Transition, weakest_sandbox
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult, ToolSpec
-from agent_r1.core.task import Task
+from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult, ToolSpec, join_texts
+from agent_r1.core.task import Task, check_messages, check_text
 from agent_r1.core.trajectory import Scorer
 from agent_r1.rewards.scoring import FunctionScorer, RewardFunction, functions_by_name
 from agent_r1.sandbox.sandbox import Sandbox, validate_sandbox
 from agent_r1.tools.execution import DEFAULT_TIMEOUT
-from agent_r1.tools.function_tool import Resources, Tool, describe_parameters, tool
+from agent_r1.tools.function_tool import Resources, Tool, tool
 from agent_r1.tools.tool_errors import malformed_call_result, truncate_output, unknown_tool_result
 
 TurnRewards = Callable[[Action, Sequence[ToolResult]], Mapping[str, float]]
@@ -81,6 +83,9 @@ class ToolEnv:
             self.tools_by_name[made.spec.name] = made
         self.tools: tuple[ToolSpec, ...] = tuple(tool.spec for tool in self.tools_by_name.values())
         self.scorers: tuple[Scorer, ...] = (FunctionScorer(functions_by_name(rewards)),) if rewards else ()
+        for spec in self.tools:
+            check_text(f"tool {spec.name!r}", json.dumps(spec.to_openai(), ensure_ascii=False, default=str))
+        check_opening(system, examples)
         self.max_turns, self.system, self.max_output, self.timeout = max_turns, system, max_output, timeout
         self.examples = tuple(examples)
         self.turn_rewards, self.call_rewards = turn_rewards, call_rewards
@@ -145,6 +150,13 @@ def _check_rewards(source: str, rewards: Mapping[str, float]) -> Mapping[str, fl
     return numbers
 
 
+def check_opening(system: str | None, examples: Sequence[Message]) -> None:
+    """Raise InvalidInput if ``system`` or ``examples`` cannot be written into a prompt."""
+    if system is not None:
+        check_text("system", system)
+    check_messages("examples", examples)
+
+
 def opening_messages(task: Task, system: str | None, examples: Sequence[Message] = ()) -> tuple[Message, ...]:
     """Return the system message (by default the task's own), the examples, then the other messages of the task."""
     if not examples and system is None:
@@ -180,6 +192,7 @@ class NaiveRag:
         if list(retrieve.spec.parameters.get("required", ())) != ["query"]:
             got = f"the arguments {describe_parameters(retrieve.spec.parameters)}"
             raise InvalidInput(f"tool {retrieve.spec.name!r}", got=got, do="let it need query only")
+        check_opening(system, examples)
         self._retrieve, self._max_output = retrieve, max_output
         self._system, self._examples = system, tuple(examples)
 
@@ -192,7 +205,7 @@ class NaiveRag:
         question = messages[users[-1]].text
         result = await self._retrieve.run({"query": question}, task, context)
         parts = truncate_output(result, self._max_output).parts
-        passages = "".join(part.text for part in parts if isinstance(part, Text))
+        passages = join_texts(part.text for part in parts if isinstance(part, Text))
         if not result.ok:
             raise AgentR1Error(f"the retrieval for task {task.id} failed: {passages}")
         messages[users[-1]] = replace(messages[users[-1]], parts=(Text(f"{passages}\n\n{question}"),))

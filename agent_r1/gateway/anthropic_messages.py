@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec
+from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec, join_texts
 from agent_r1.gateway.chat import (
     Body,
     ChatAnswer,
@@ -137,7 +137,7 @@ def _assistant_message(given: _Assistant) -> Message:
         for block in blocks
         if isinstance(block, _ToolUse)
     )
-    return Message("assistant", (Text(read_text(given.content)),), calls, "".join(thoughts) if thoughts else None)
+    return Message("assistant", (Text(read_text(given.content)),), calls, join_texts(thoughts) if thoughts else None)
 
 
 def _chat_request(body: _Body) -> ChatRequest:

@@ -12,8 +12,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_r1.core.arguments import parse_arguments
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import ContentPart, Image, Message, Text, ToolCall, ToolSpec
+from agent_r1.core.messages import ContentPart, Image, Message, Text, ToolCall, ToolSpec, join_parts, join_texts
 
 log = logging.getLogger(__name__)
 
@@ -261,18 +262,16 @@ def read_parts(content: str | Sequence[TextPart | ImagePart], param: str) -> tup
                 parts.append(Image.from_data_url(part.url))
             except InvalidInput as error:
                 raise refuse(param, str(error)) from None
-        elif parts and isinstance(last := parts[-1], Text):
-            parts[-1] = Text(last.text + part.text)
         else:
             parts.append(Text(part.text))
-    return tuple(parts) or (Text(""),)
+    return join_parts(parts) or (Text(""),)
 
 
 def read_text(content: str | Iterable[Lenient] | None) -> str:
     """Return the joined texts of a content. Parts of other types are left out."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content if isinstance(part, TextPart))
+    return join_texts(part.text for part in content if isinstance(part, TextPart))
 
 
 class FunctionTool(Lenient):
@@ -287,17 +286,14 @@ class FunctionTool(Lenient):
 
 
 def read_call(id: str, name: str, arguments: str, param: str) -> ToolCall:
-    """Return a tool call that a client sends back. ``arguments`` is JSON text; "" means no arguments.
+    """Return a tool call that a client sends back. ``arguments`` is the text of a JSON object, as in parse_arguments.
 
-    Raise RequestError if the text is not a JSON object. ``param`` is the name of the call in the error.
+    Raise RequestError if it is not. ``param`` is the name of the call in the error.
     """
     try:
-        values = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        raise RequestError(400, f"{param}: the arguments are not JSON", param=param) from None
-    if not isinstance(values, dict):
-        raise RequestError(400, f"{param}: the arguments are not a JSON object", param=param)
-    return ToolCall(id, name, values, arguments)
+        return ToolCall(id, name, parse_arguments(arguments), arguments)
+    except ValueError as error:
+        raise RequestError(400, f"{param}: {error}", param=param) from None
 
 
 def write_arguments(call: ToolCall) -> str:

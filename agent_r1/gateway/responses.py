@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from agent_r1.core.messages import Message, Text, ToolCall
+from agent_r1.core.messages import Message, Text, ToolCall, join_texts
 from agent_r1.gateway.chat import (
     ChatAnswer,
     ChatRequest,
@@ -143,12 +143,12 @@ def _messages(items: Sequence[_Message | _Call | _Output | _Reasoning]) -> tuple
 
 
 def _assistant_message(items: Sequence[_Message | _Call | _Reasoning]) -> Message:
-    text = "".join(read_text(item.content) for item in items if isinstance(item, _Message))
+    text = join_texts(read_text(item.content) for item in items if isinstance(item, _Message))
     calls: tuple[ToolCall, ...] = tuple(
         read_call(item.call_id, item.name, item.arguments, "input") for item in items if isinstance(item, _Call)
     )
     thoughts = [part.text for item in items if isinstance(item, _Reasoning) for part in item.content or item.summary]
-    return Message("assistant", (Text(text),), calls, "".join(thoughts) if thoughts else None)
+    return Message("assistant", (Text(text),), calls, join_texts(thoughts) if thoughts else None)
 
 
 def _chat_request(body: _Body) -> ChatRequest:

@@ -218,9 +218,12 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))
 
 
-def _bad_targets(model: nn.Module, config: LoraConfig) -> InvalidInput:
-    linear = (name for name, module in model.named_modules() if isinstance(module, _LINEAR))
-    known = sorted({name.rpartition(".")[2] for name in linear if "lora_" not in name} - {"lm_head", "base_layer"})
+def _bad_targets(model: PreTrainedModel, config: LoraConfig) -> InvalidInput:
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    outside = [module for end in ends if end is not None for module in end.modules()]
+    linear = [name for name, one in model.named_modules() if isinstance(one, _LINEAR) and one not in outside]
+    # a layer that already has its adapter is called base_layer inside it
+    known = sorted({name.removesuffix(".base_layer").rpartition(".")[2] for name in linear if "lora_" not in name})
     do = f"name linear layers of the model ({', '.join(known)}), or {ALL_LINEAR}"
     return InvalidInput("trainer.lora.target_modules", got=", ".join(config.target_modules), do=do)
 

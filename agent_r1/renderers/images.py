@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.inference import PromptMedia
-from agent_r1.core.messages import Image, Message, Text
+from agent_r1.core.messages import Image, Message, Text, join_parts
 from agent_r1.renderers.chat_template import change_texts
 from agent_r1.renderers.protocol import ImageExpander, RenderedPrompt
 
@@ -58,7 +58,7 @@ class PromptEncoder:
             if message.role != "tool":  # without the image, the task would be another one
                 raise UnsupportedChat("the model has no vision: give it no images, or name a model with vision")
             return message.with_images_as_text()
-        text = "".join(part.text if isinstance(part, Text) else self._mark for part in message.parts)
+        text = "".join(part.text if isinstance(part, Text) else self._mark for part in join_parts(message.parts))
         return replace(message, parts=(Text(text),))
 
     def with_image_parts(self, message: Mapping[str, Any], always: bool) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import re
 import sys
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Protocol, TypeVar, overload
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Protocol, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
+from agent_r1.core.arguments import describe_parameters
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.images import decode_image
@@ -148,30 +150,6 @@ The function of the tool can also need the task, the context or the resources of
 """
 
 
-def describe_parameters(schema: Mapping[str, Any]) -> str:
-    """Return a short text that lists the parameters in the JSON schema of an object.
-
-    Example:
-        >>> schema = {"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]}
-        >>> describe_parameters(schema)
-        'query (string), k (integer, optional)'
-    """
-    required = schema.get("required", ())
-    parameters = (
-        f"{name} ({_describe_type(kind)}{'' if name in required else ', optional'})"
-        for name, kind in schema.get("properties", {}).items()
-    )
-    return ", ".join(parameters) or "no arguments"
-
-
-def _describe_type(schema: Mapping[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_describe_type(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return "one of " + ", ".join(map(repr, schema["enum"]))
-    return str(schema.get("type", "object" if "$ref" in schema else "anything"))
-
-
 def _parse_signature(function: Callable[..., Any], descriptions: Mapping[str, str]) -> tuple[dict[str, Any], Bind]:
     # Return the JSON schema of the arguments, and the function that validates them.
     def invalid(got: str, do: str) -> InvalidInput:
@@ -230,6 +208,8 @@ def _bind(
 ) -> dict[str, Any] | InvalidArguments:
     try:
         fields = model.model_validate(dict(arguments))
+        if wrong := next(_not_finite(fields.model_dump(by_alias=True, exclude_unset=True)), None):
+            return InvalidArguments(f"{wrong}: give a finite number. Expected: {describe_parameters(schema)}")
     except ValidationError as error:
         return InvalidArguments(f"{_describe_errors(error)}. Expected: {describe_parameters(schema)}")
     except Exception as error:  # a validator of the user's own types can raise any exception
@@ -237,6 +217,15 @@ def _bind(
     keywords = {name: value for name, (_, value) in zip(names, fields, strict=True)}
     available: dict[type, Any] = {Task: task, RolloutContext: context, Resources: resources}
     return keywords | {name: available[kind] for name, kind in injected.items()}
+
+
+def _not_finite(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in pairs:
+            yield from _not_finite(item, f"{path}.{key}" if path else str(key))
 
 
 def _describe_errors(error: ValidationError) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from weakref import WeakKeyDictionary
 
+from agent_r1.core.arguments import describe_parameters
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.images import decode_base64
@@ -32,7 +33,6 @@ from agent_r1.tools.function_tool import (
     Opener,
     Resources,
     Tool,
-    describe_parameters,
     to_tool_result,
 )
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
@@ -231,7 +231,7 @@ class _Connection:
     def _add_log(self, reason: str) -> str:
         assert self._log is not None
         self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
+        lines = [line.strip() for line in self._log if re.search(r"\w\w", line)]  # not the frame of a traceback
         return redact_secrets(f"{reason} ({lines[-1][:200]})" if lines else reason, self._server)
 
 
@@ -313,10 +313,13 @@ def _convert_result(result: Any) -> ToolResult:
         parts = tuple(part for block in result.content for part in _convert_block(block))
     except InvalidInput as refused:
         return error_result(ToolErrorKind.BAD_RESULT, f"the tool failed: {refused}")
-    if not parts and result.structured_content is not None:
-        parts = (Text(json.dumps(result.structured_content, ensure_ascii=False)),)
+    data = result.structured_content
+    # The texts of a list do not show where an item ends, and not that one item is a list.
+    is_list = len(parts) != 1 or (data is not None and isinstance(data.get("result"), list))
+    if data is not None and is_list and all(isinstance(part, Text) for part in parts):
+        parts = (Text(json.dumps(data, ensure_ascii=False)),)
     error = ToolErrorKind.RAISED if result.is_error else None
-    return ToolResult(parts, ok=not result.is_error, error=error, data=result.structured_content)
+    return ToolResult(parts, ok=not result.is_error, error=error, data=data)
 
 
 def _convert_block(block: Any) -> tuple[ContentPart, ...]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from numbers import Real
 
 from agent_r1.core.errors import suggest
-from agent_r1.core.messages import ContentPart, Image, Text, ToolResult
+from agent_r1.core.messages import ContentPart, Image, Text, ToolResult, join_parts
 
 _MAX_NAME = 64  # characters; a longer name is cut before the comparison with the tools and in the text
 
@@ -61,18 +61,11 @@ def truncate_output(result: ToolResult, max_output: int) -> ToolResult:
             continue
         removed += max(len(part.text) - budget, 0)
         # lone surrogates become question marks, because no tokenizer accepts them
-        _append_text(parts, part.text[:budget].encode("utf-8", "replace").decode("utf-8"))
+        parts.append(Text(part.text[:budget].encode("utf-8", "replace").decode("utf-8")))
         budget = max(budget - len(part.text), 0)
     if removed:
-        _append_text(parts, f"\n[cut here: {removed} more characters]")
-    return replace(result, parts=tuple(parts))
-
-
-def _append_text(parts: list[ContentPart], text: str) -> None:
-    if parts and isinstance(last := parts[-1], Text):
-        parts[-1] = Text(last.text + text)
-    else:
-        parts.append(Text(text))
+        parts.append(Text(f"\n[cut here: {removed} more characters]"))
+    return replace(result, parts=join_parts(parts))
 
 
 def validation_errors(result: ToolResult) -> Iterator[str]:

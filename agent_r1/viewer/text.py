@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import regex
+
 from agent_r1.core.trajectory import Rewards, TurnTiming
 
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-"""Characters that control a terminal, have no width, reverse the text, or cannot be encoded as UTF-8."""
+# U+2800, an empty pattern of Braille, has no property of a character without ink
+_HIDDEN = regex.compile(r"[\p{Cc}\p{Cf}\p{Cs}\p{Z}\p{Default_Ignorable_Code_Point}\u2800--[ \n\t]]", regex.VERSION1)
+"""Characters that control a terminal, have no ink, reverse the text, or cannot be encoded as UTF-8."""
 
 
 def visible(text: str) -> str:

@@ -38,7 +38,7 @@ def test_a_task_is_a_value():
         ([{"role": "user", "content": 7}], "content of type int"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "neither text nor image_url"),
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "without a function"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}], "not an object"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}], "got array"),
     ],
 )
 def test_messages_that_cannot_be_read_are_refused_in_one_line(messages, error):
@@ -70,5 +70,5 @@ def test_openai_arguments_may_be_json_text_and_content_may_be_parts():
         ],
     }
     message = from_openai(data)
-    assert message.text == "Let me see." and message.parts == (Text("Let "), Text("me see."))
+    assert message.text == "Let \nme see." and message.parts == (Text("Let "), Text("me see."))
     assert message.calls == (ToolCall("x", "search", {"query": "Alba"}, '{"query": "Alba"}'),)

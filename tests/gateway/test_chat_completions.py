@@ -249,3 +249,30 @@ def test_what_cannot_be_served_is_refused_by_name(episodes):
 
     trajectory = episodes.play(run)
     assert trajectory.reason == "the agent ended without an answer of the policy"
+
+
+@pytest.mark.parametrize(
+    "call", ['"args": {"query": "x"}', '"query": "x"', '"arguments": {"query": "x", "query": "y"}']
+)
+def test_a_call_that_cannot_be_read_is_sent_as_its_text_and_never_as_an_empty_call(episodes, call):
+    text, seen = f'<tool_call>\n{{"name": "search", {call}}}\n</tool_call>', []
+
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        answer = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS)
+        seen.append(answer.choices[0].message)
+
+    episodes.play(run, lambda prompt: text)
+    assert (seen[0].content, seen[0].tool_calls) == (text, None)
+
+
+def test_a_call_with_parameters_is_sent_with_its_arguments(episodes):
+    seen = []
+
+    async def run(base_url, api_key, task):
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        answer = await client.chat.completions.create(model="any", messages=[QUESTION], tools=TOOLS)
+        seen.extend(answer.choices[0].message.tool_calls)
+
+    episodes.play(run, lambda prompt: '<tool_call>\n{"name": "search", "parameters": {"query": "x"}}\n</tool_call>')
+    assert [call.function.arguments for call in seen] == ['{"query": "x"}']

@@ -5,6 +5,7 @@ from chat_templates import real_tokenizer, tokenizer_of
 from hypothesis import given, settings, strategies as st
 from tests_tokenizer import hermes_tokenizer
 
+from agent_r1.core.arguments import parse_json
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.renderers.formats.delimited_formats import Glm, Qwen35
@@ -21,7 +22,7 @@ from agent_r1.renderers.formats.json_formats import (
     Llama,
 )
 from agent_r1.renderers.formats.tags import Tags
-from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json, parse_json
+from agent_r1.renderers.formats.tool_format import ParsedOutput, call_from_json
 from agent_r1.renderers.template_renderer import TemplateRenderer
 
 ARGUMENTS = {
@@ -250,7 +251,7 @@ BROKEN = [
     (Glm(), "<tool_call>\n<arg_key>q</arg_key><arg_value>a</arg_value></tool_call>", "begins with the name"),
     (Glm(), "<tool_call>look\n<arg_key>query</arg_key>\n</tool_call>", "no argument"),
     (Llama(), '{"name": "look", "parameters": {"query": ', "not valid JSON"),
-    (Llama(), '{"name": "look"}', '"parameters" object'),
+    (Llama(), '{"name": "look", "query": "a"}', 'no key \'query\': its keys are "name" and "arguments"'),
     (Llama(), '{"name": "look", "parameters": {"count": NaN}}', "NaN is not JSON"),
     (Llama(), '{"name": "look", "parameters": {}}; {"name": ', "not valid JSON"),
     (Llama(), "<|python_tag|>search(1)", "not valid JSON"),
@@ -260,7 +261,7 @@ BROKEN = [
     (DeepSeek(), f"{BEGIN}{CALL_OPEN}function{SEPARATOR}look\n{{}}{CALL_CLOSE}{END}", "fence"),
     (DeepSeek(), f"{BEGIN}{CALL_OPEN}function{SEPARATOR}look\n```json\n[\n```{CALL_CLOSE}{END}", "not valid JSON"),
     (Harmony(), "<|channel|>commentary to=functions.look<|message|>query", "not valid JSON"),
-    (Harmony(), "<|channel|>commentary to=functions.look<|message|>[1]", '"arguments" object'),
+    (Harmony(), "<|channel|>commentary to=functions.look<|message|>[1]", '"arguments" are a JSON object, got array'),
     (Tags(), "<search>Alba", "not closed by </search>"),
     (Tags(), "<search> </search>", "nothing is given for query"),
     (Tags(), "```python\nprint(1)", "not closed by ```"),

@@ -89,7 +89,7 @@ def test_a_call_inside_leading_reasoning_is_not_a_call():
 
 def test_an_object_with_an_unknown_argument_is_malformed():
     (call,) = Tags().parse('<search>{"query": "a", "other": 1}</search>', TOOLS).calls
-    assert call.arguments is None and call.error == "search takes no 'other'"
+    assert call.arguments is None and call.error == "search takes no 'other': it takes query (string)"
     assert Tags().parse('<search>{"other": 1}</search>', TOOLS).calls[0].arguments == {"query": '{"other": 1}'}
 
 

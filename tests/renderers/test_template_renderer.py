@@ -150,9 +150,9 @@ def test_a_cut_action_gets_its_end_token_in_the_bridge():
     [
         ('<tool_call>\n{"name": "search"', "not closed"),
         ("<tool_call>\n{'name': 1}\n</tool_call>", "not valid JSON"),
-        ("<tool_call>[1]</tool_call>", "JSON object, got list"),
+        ("<tool_call>[1]</tool_call>", "JSON object, got array"),
         ('<tool_call>{"arguments": {}}</tool_call>', '"name"'),
-        ('<tool_call>{"name": "search", "arguments": "Alba"}</tool_call>', '"arguments" object'),
+        ('<tool_call>{"name": "search", "arguments": "Alba"}</tool_call>', '"arguments" are not valid JSON'),
         ('<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>', "not JSON"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not valid JSON"),
     ],

@@ -49,7 +49,7 @@ def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:
     [
         ([{"problem": "Half of 4?", "solution": "It is 2."}], "row 1: got no answer in the working"),
         ([{"question": "Half of 4?", "answer": "It\nis 2."}], "row 1: got no answer in the working"),
-        ([{"question": "Half of 4?"}], "row 1: got no solution"),
+        ([{"question": "Half of 4?"}], "row 1: got no answer; give every row a text under 'answer' or 'solution'"),
         ([{"answer": "2"}], "row 1: got no question"),
         ([MATH | {"unique_id": "a"}] * 2, "row 2: got the id 'a' for a second time"),
     ],
@@ -66,7 +66,7 @@ def test_an_invalid_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no JSON files"):
         read_problems(tmp_path)
     (tmp_path / "1.json").write_text("[1]", "utf-8")
-    with pytest.raises(InvalidInput, match=r"1\.json: got list"):
+    with pytest.raises(InvalidInput, match=r"1\.json: got \[1\] \(array\)"):
         read_problems(tmp_path)
 
 

@@ -103,11 +103,15 @@ GOOD = {"question": "Who?", "answer": "Ann"}
     ("row", "expected"),
     [
         ({"question": "Who?"}, "no answer"),
-        ({"question": "Who?", "answer": " "}, "no answer"),
-        ({"question": "Who?", "answer": ["Ann", ""]}, "no answer"),
-        ({"question": "Who?", "answer": 3}, "no answer"),
+        ({"question": "Who?", "answer": None}, "answer = null"),
+        ({"question": "Who?", "answer": " "}, "answer = ' ' (string)"),
+        ({"question": "Who?", "answer": []}, "answer = [] (array)"),
+        ({"question": "Who?", "answer": ["Ann", ""]}, "answer = ['Ann', ''] (array)"),
+        ({"question": "Who?", "answer": 3}, "answer = 3 (integer)"),
         ({"answer": "Ann"}, "no question"),
-        (["Who?", "Ann"], "list"),
+        ({"question": "", "answer": "Ann"}, "question = '' (string)"),
+        ({"question": ["Who?"], "answer": "Ann"}, "question = ['Who?'] (array)"),
+        (["Who?", "Ann"], "['Who?', 'Ann'] (array)"),
         (GOOD | {"context": "none"}, "context: Input should be a valid list"),
         (GOOD | {"supporting_facts": [["X", "first"]]}, "supporting_facts.0.1: Input should be a valid integer"),
     ],
@@ -136,7 +140,7 @@ def test_a_duplicate_id_is_reported(tmp_path: Path) -> None:
         ('{"question": "Who?", "answer": "Zoë"}'.encode("latin-1"), "line 1: got bytes that are not UTF-8"),
         ('[\n{"question": "Who?",\n"answer": "Zoë"}]'.encode("latin-1"), "line 3: got bytes that are not UTF-8"),
         (b"[" * 100_000, "line 1: got "),
-        (b'"text"', "row 1: got str"),
+        (b'"text"', "row 1: got 'text' (string)"),
     ],
 )
 @pytest.mark.parametrize("read", [read_questions, read_corpus])
@@ -169,7 +173,7 @@ def test_passages_have_a_title_and_a_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "expected"),
-    [({"title": "X"}, "no text"), ({"text": "x"}, "no title"), ({"title": 1, "text": "x"}, "no title")],
+    [({"title": "X"}, "no text"), ({"text": "x"}, "no title"), ({"title": 1, "text": "x"}, "title = 1 .integer.")],
 )
 def test_an_invalid_passage_is_reported(row: Any, expected: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=f"row 2: got {expected}"):

@@ -35,7 +35,7 @@ def raises() -> str:
 @server.tool()
 def dies() -> str:
     """End the server."""
-    print("out of memory", file=sys.stderr, flush=True)
+    print("out of memory\n    ^^^^^^\n\u2570\u2500\u2500\u256f\n}", file=sys.stderr, flush=True)
     os._exit(3)
 
 
@@ -65,6 +65,18 @@ def picture() -> list[Image | ImageContent]:
         Image(data=png(), format="png"),
         ImageContent(type="image", data=base64.b64encode(png()).decode(), mime_type=""),
     ]
+
+
+@server.tool()
+def numbers(which: list[int]) -> list[int]:
+    """Return a list."""
+    return which
+
+
+@server.tool()
+def say(text: str) -> str:
+    """Return a text."""
+    return text
 
 
 @server.tool()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -189,6 +191,64 @@ def test_wrong_arguments_are_explained(arguments: dict[str, Any], expected: str,
     assert expected in text
     assert "Expected: query (string), title (string), k (integer, optional), " in text
     assert "order (one of 'up', 'down', optional)" in text
+
+
+class Level(Enum):
+    LOW = "1"
+    HIGH = "true"
+
+
+@dataclass
+class Point:
+    x: float
+
+
+class Box(BaseModel):
+    corner: Point
+    sizes: dict[str, float] = {}
+
+
+@tool
+def measure(
+    at: float = math.inf,
+    many: list[float] | None = None,
+    pair: tuple[float, float] = (0.0, 0.0),
+    box: Box | None = None,
+    level: Level = Level.LOW,
+    levels: list[Level] = [],  # noqa: B006
+    text: str = "",
+) -> str:
+    """Measure."""
+    return f"{at} {level.value} {[one.value for one in levels]} {text}"
+
+
+@pytest.mark.parametrize("number", ["nan", "1e999", "-inf", "Infinity", " NaN ", float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("around", "place"),
+    [
+        (lambda x: {"at": x}, "at"),
+        (lambda x: {"many": [1, x]}, "many.1"),
+        (lambda x: {"pair": [x, 1]}, "pair.0"),
+        (lambda x: {"box": {"corner": {"x": x}}}, "box.corner.x"),
+        (lambda x: {"box": {"corner": {"x": 1}, "sizes": {"a": x}}}, "box.sizes.a"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_wherever_it_stands(
+    number: Any, around: Any, place: str, task: Task, context: Any
+) -> None:
+    kind, text = failure(measure, around(number), task, context())
+    assert kind == ToolErrorKind.INVALID_ARGUMENTS and f"{place}: give a finite number" in text
+
+
+def test_texts_and_defaults_that_look_like_no_number_are_kept(task: Task, context: Any) -> None:
+    result = run(measure, {"text": "nan", "level": "true", "levels": ["1"]}, task, context())
+    assert text_of(result) == "inf true ['1'] nan"
+
+
+@pytest.mark.parametrize("arguments", [{"level": "2"}, {"levels": ["2"]}, {"level": 1}, {"lvl": "1"}, {"level": None}])
+def test_the_values_of_an_enum_are_named(arguments: dict[str, Any], task: Task, context: Any) -> None:
+    text = failure(measure, arguments, task, context())[1]
+    assert "level (one of '1', 'true', optional), levels (array of one of '1', 'true', optional)" in text
 
 
 # ---- results

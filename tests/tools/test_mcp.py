@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from extras import requires
 from agent_r1 import ToolEnv
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Image, ToolResult
+from agent_r1.core.messages import Image, Text, ToolResult
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.tools import mcp
@@ -23,7 +24,7 @@ from agent_r1.tools.tool_errors import ToolErrorKind
 pytestmark = requires("mcp", "mcp")
 
 SERVER = f"python {Path(__file__).parent / 'mcp_server.py'}"
-NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture", "forged"]
+NAMES = ["count", "add", "raises", "dies", "hangs", "floods", "the_environment", "picture", "numbers", "say", "forged"]
 Live = Callable[..., Awaitable[list[ToolResult]]]
 
 
@@ -83,6 +84,15 @@ def test_results_are_shown_and_wrong_arguments_are_not_sent(env: ToolEnv, live: 
     assert isinstance(image, Image) and (image.mime, image.width, image.height) == ("image/png", 6, 4)
     assert forged.error == ToolErrorKind.BAD_RESULT and "cannot be decoded" in forged.parts[0].text
     assert len(flooded.parts[0].text) < 3000 and "cut here" in flooded.parts[0].text
+
+
+def test_a_list_is_shown_as_json_and_a_text_as_it_is(env: ToolEnv, live: Live) -> None:
+    lists: list[list[int]] = [[1, 23, 4], [7], []]
+    calls = [("numbers", {"which": which}) for which in lists]
+    shown = [result.parts for result in asyncio.run(live(env, *calls))]
+    assert shown == [(Text(json.dumps({"result": which})),) for which in lists]
+    said = asyncio.run(live(env, *(("say", {"text": text}) for text in ("7", "two\nlines", ""))))
+    assert [result.parts[0].text for result in said] == ["7", "two\nlines", ""]
 
 
 def test_each_episode_has_its_own_server_which_ends_with_it_even_if_a_call_hangs(

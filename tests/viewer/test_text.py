@@ -22,7 +22,13 @@ LOGARITHMIC = replace(REWARD, log=True)
         ("\ud800", "⟨U+D800⟩"),
         ("a\r\nb\tc\n", "a\nb\tc\n"),
         ("a\rb", "a⟨U+000D⟩b"),
-        ("naïve 日本 🙂", "naïve 日本 🙂"),
+        ("a\U000e0041\U000e007f", "a⟨U+E0041⟩⟨U+E007F⟩"),  # tags
+        ("a\ufe01\U000e0100\u180b", "a⟨U+FE01⟩⟨U+E0100⟩⟨U+180B⟩"),  # variation selectors
+        ("\u3164\u115f\u1160\uffa0", "⟨U+3164⟩⟨U+115F⟩⟨U+1160⟩⟨U+FFA0⟩"),  # Hangul fillers
+        ("\u034f\u2800\u17b4\u2065", "⟨U+034F⟩⟨U+2800⟩⟨U+17B4⟩⟨U+2065⟩"),
+        ("\xa0\u3000\u2009\u2028\u2029", "⟨U+00A0⟩⟨U+3000⟩⟨U+2009⟩⟨U+2028⟩⟨U+2029⟩"),
+        ("\U0001d173\U000e0fff\u061c\u110bd"[:4], "⟨U+1D173⟩⟨U+E0FFF⟩⟨U+061C⟩\u110b"),
+        ("naïve 日本 🙂 नमस्ते e\u0301 \ue000", "naïve 日本 🙂 नमस्ते e\u0301 \ue000"),
     ],
 )
 def test_every_character_is_visible(text: str, shown: str) -> None:

@@ -10,9 +10,10 @@ import json
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from agent_r1.core.arguments import Kind, parameters_of, parse_json, refuse_duplicates
 from agent_r1.core.messages import Message, ToolCall, to_openai
 from agent_r1.renderers.formats.json_formats import CLOSE, OPEN
 from agent_r1.renderers.formats.tool_format import (
@@ -22,7 +23,6 @@ from agent_r1.renderers.formats.tool_format import (
     Tools,
     call_from_json,
     malformed_call,
-    parse_json,
 )
 
 
@@ -53,10 +53,13 @@ class XmlFormat(BlockFormat):
         elif duplicate := next((key for key in keys if keys.count(key) > 1), None):
             yield malformed_call(block.text, block.end, f"argument {duplicate!r} is given twice", name)
         else:
-            parameters = next((spec.parameters for spec in tools if spec.name == name), {})
-            schemas = parameters.get("properties", {})
-            arguments = {key: convert_value(value, schemas.get(key, {})) for key, value in pairs}
-            yield ParsedCall(name, arguments, block.text, block.end)
+            parameters = parameters_of(next((spec.parameters for spec in tools if spec.name == name), {}))
+            try:
+                arguments = {key: convert_value(value, parameters.kinds(key)) for key, value in pairs}
+            except ValueError as error:
+                yield malformed_call(block.text, block.end, f"a value cannot be read: {error}", name)
+            else:
+                yield ParsedCall(name, arguments, block.text, block.end)
 
 
 class Qwen35(XmlFormat):
@@ -92,37 +95,36 @@ class Glm(XmlFormat):
         return name.strip(), mark + rest
 
 
-def convert_value(text: str, schema: Mapping[str, Any]) -> object:
-    """Convert the text of an argument to the type that the schema of the argument declares.
+_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}  # of JSON and of Python
 
-    If the schema declares the type string, return the text. If the schema declares the types string and null, the texts
-    "null" and "none" become None. With any other schema, return the JSON value of the text, or the text itself if the
-    text is not JSON.
+
+def convert_value(text: str, declared: Sequence[Kind]) -> object:
+    """Convert the text of an argument to a value of the declared kinds.
+
+    If a text is allowed, return the text, unless it is null, an object or an array, and this is allowed too. Otherwise
+    return the JSON value of the text, or the text itself if it is not JSON. Raise ValueError for an object or array
+    that is not valid JSON, if no text is allowed.
 
     Example:
-        >>> convert_value("7", {"type": "integer"}), convert_value("7", {"type": "string"}), convert_value("7", {})
-        (7, '7', 7)
+        >>> [convert_value("7", [declared]) for declared in (Kind(("integer",)), Kind(("string",)), Kind())]
+        [7, '7', 7]
     """
-    types = set(_schema_types(schema))
-    word = text.strip().lower()
-    if "string" in types:
-        return None if "null" in types and word in ("null", "none") else text
-    words: dict[str, object] = {"true": True, "false": False, "null": None, "none": None}  # of JSON and of Python
-    if word in words:
-        return words[word]
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
-
-
-def _schema_types(schema: Mapping[str, Any]) -> Iterator[str]:
-    declared = schema.get("type", ())
-    yield from (declared,) if isinstance(declared, str) else declared
-    if any(isinstance(value, str) for value in schema.get("enum", ())):
-        yield "string"
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _schema_types(choice)
+    is_open = any(kind.types is None and kind.values is None for kind in declared)
+    allows_text = any(kind.allows_type("string") for kind in declared)
+    value: object = text
+    if (word := text.strip().lower()) in _WORDS:
+        value = _WORDS[word]
+    else:
+        try:
+            value = parse_json(text)
+        except ValueError:
+            if text.lstrip().startswith(("{", "[")) and not allows_text:
+                raise
+    if is_open:
+        return value
+    candidates = (value, text) if value is None or isinstance(value, list | dict) else (text, value)
+    fitting = [one for one in candidates if any(kind.fits(one) for kind in declared)]
+    return fitting[0] if fitting else text if allows_text else value
 
 
 CALL_START, CALL_END = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -163,8 +165,12 @@ class Lfm2(BlockFormat):
 
 
 def _written(call: ToolCall) -> str:
+    # The text of a policy's call is kept. The raw text of a client's call holds only its arguments.
+    read = _python_call(call.raw, 0)
+    if (read.name, read.arguments) == (call.name, call.arguments):
+        return call.raw
     arguments = json.loads(json.dumps(dict(call.arguments or {})))  # plain values, so that repr writes Python literals
-    return call.raw or f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
 
 def _split_at_commas(text: str) -> list[str]:
@@ -200,6 +206,17 @@ def _python_value(text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about unknown escapes, and keeps them unchanged
-            return parse_json(json.dumps(ast.literal_eval(text), allow_nan=False))
+            tree = ast.parse(text.strip(), mode="eval")
+            value = ast.literal_eval(tree)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return parse_json(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+            if other := [key for key in keys if not isinstance(key, str)]:
+                raise ValueError(f"the key {other[0]!r} is no text")
+            refuse_duplicates([(key, None) for key in keys])
+    try:
+        return parse_json(json.dumps(value, allow_nan=False))
+    except TypeError as error:
+        raise ValueError(f"{error}") from None

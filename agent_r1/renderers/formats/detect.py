@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import ResponseParser
 
+from agent_r1.core.arguments import parse_json
 from agent_r1.core.errors import InvalidInput, UnsupportedChat
 from agent_r1.renderers.chat_template import apply_chat_template, special_tokens
 from agent_r1.renderers.formats.delimited_formats import Glm, Lfm2, Qwen35
@@ -73,11 +75,27 @@ class Response(ToolFormat):
 def _add_calls(events: list[dict[str, Any]], text: str, start: int, end: int, calls: list[ParsedCall]) -> int:
     for event in events:
         if event["type"] == "region_close" and event["field"] == "tool_calls":
+            raw = text[start:end]
             for value in event["value"] if isinstance(event["value"], list) else [event["value"]]:
                 data = value.get("function", value) if isinstance(value, dict) else value
-                calls.append(call_from_json(data, text[start:end], end))
+                reason = _json_fault(raw)
+                calls.append(malformed_call(raw, end, reason) if reason else call_from_json(data, raw, end))
             start = end
     return start
+
+
+def _json_fault(raw: str) -> str | None:
+    # The parser of transformers accepts NaN, and drops all but the last of equal keys.
+    begin = raw.find("{")
+    try:
+        end = json.JSONDecoder().raw_decode(raw, begin)[1] if begin >= 0 else 0
+    except (ValueError, RecursionError):  # the template's own form of a call
+        return None
+    try:
+        parse_json(raw[begin:end] or "{}")
+    except ValueError as error:
+        return f"the call is not valid JSON: {error}"
+    return None
 
 
 AUTO = "auto"

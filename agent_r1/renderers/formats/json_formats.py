@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from agent_r1.core.arguments import parse_json
 from agent_r1.core.messages import Message, ToolCall, to_openai
 from agent_r1.renderers.formats.tool_format import (
     THINK_CLOSE,
@@ -21,7 +22,6 @@ from agent_r1.renderers.formats.tool_format import (
     call_from_json,
     call_with_arguments,
     malformed_call,
-    parse_json,
     text_before,
 )
 
@@ -64,16 +64,12 @@ def _hermes_call(text: str, start: int, value: int) -> ParsedCall:
         data = parse_json(raw)
     except ValueError as error:
         return malformed_call(raw, end, f"the call is not valid JSON: {error}")
-    if isinstance(data, dict):
-        data.setdefault("arguments", {})
-        if isinstance(data["arguments"], str):  # some models write the arguments as JSON inside JSON
-            with suppress(ValueError):
-                data["arguments"] = parse_json(data["arguments"])
     return call_from_json(data, raw, end)
 
 
 PYTHON_TAG = "<|python_tag|>"
-_LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type)"')
+_ARGUMENTS = frozenset(("arguments", "parameters"))
+_LOOKS_LIKE_CALL = re.compile(r'\{\s*"(?:name|type|arguments|parameters)"')
 
 
 class Llama(ToolFormat):
@@ -94,7 +90,7 @@ class Llama(ToolFormat):
         data = to_openai(message)
         if len(data.get("tool_calls", ())) > 1:  # the template refuses several calls in one message
             del data["tool_calls"]
-            data["content"] = "; ".join(call.raw for call in message.calls)
+            data["content"] = "; ".join(map(_llama_text, message.calls))
         return data
 
 
@@ -112,10 +108,17 @@ def _llama_calls(text: str, known: set[str]) -> Iterator[ParsedCall]:
                 yield malformed_call(rest, len(text), f"the call is not valid JSON: {error}")
             return
         is_call = isinstance(data, dict) and isinstance(data.get("name"), str)
-        if not must_be_call and not (is_call and ("parameters" in data or data["name"] in known)):
+        if not must_be_call and not (is_call and (data.keys() & _ARGUMENTS or data["name"] in known)):
             return  # an answer can be a JSON object too
-        yield call_from_json(data, text[start:end], end, "parameters")
+        yield call_from_json(data, text[start:end], end)
         must_be_call = False
+
+
+def _llama_text(call: ToolCall) -> str:
+    # The text of a policy's call is kept. The raw text of a client's call holds only its arguments.
+    read = [(one.name, one.arguments) for one in _llama_calls(call.raw, {call.name})]
+    written = {"name": call.name, "parameters": dict(call.arguments or {})}
+    return call.raw if read == [(call.name, call.arguments)] else json.dumps(written, ensure_ascii=False)
 
 
 BEGIN, END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
@@ -193,7 +196,12 @@ class Harmony(ToolFormat):
                 body = body.removesuffix("<|end|>")
             elif not ("to=" in part and CHANNEL in part):  # otherwise it is the header of a call that was cut off
                 header, body = "", part
-            if recipient := _RECIPIENT.search(header):
+            recipient = _RECIPIENT.search(header)
+            if recipient and not mark:
+                calls.append(
+                    malformed_call(header, end, f"the call has no {MESSAGE} before its arguments", recipient[1])
+                )
+            elif recipient:
                 calls.append(call_with_arguments(recipient[1], body, body, end))
             elif "analysis" not in header:
                 contents.append(body)

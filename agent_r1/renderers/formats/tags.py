@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_r1.core.arguments import describe_parameters, parameters_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.renderers.formats.tool_format import (
@@ -27,7 +28,6 @@ from agent_r1.renderers.formats.tool_format import (
     Tools,
     call_with_arguments,
     malformed_call,
-    parse_json,
     split_reasoning,
 )
 
@@ -287,39 +287,48 @@ class Tags(ToolFormat):
         return f"{tags.opening}{call.raw or written}{tags.closing}"
 
     def tool_instructions(self, tools: Tools) -> str:
-        lines = [f"{self._usage(tool)} {tool.description.strip()}" for tool in tools]
+        lines = [f"{self._usage(tool)} {tool.description.strip()}{_values(tool)}" for tool in tools]
         result = f"{self._observation.opening}..{self._observation.closing}"
         return "To use a tool, write one of these:\n" + "\n".join(lines) + f"\nWhat it gives comes back in {result}."
 
     def _usage(self, tool: ToolSpec) -> str:
-        placeholder = _bare_parameter(tool) or json.dumps(dict.fromkeys(tool.parameters.get("properties", {}), "..."))
+        placeholder = _bare_parameter(tool) or json.dumps(dict.fromkeys(parameters_of(tool.parameters).schemas, "..."))
         return f"{self._delimiters(tool).opening}{placeholder}{self._delimiters(tool).closing}"
 
 
+def _values(tool: ToolSpec) -> str:
+    # what may be given, if it is not one free text
+    described = describe_parameters(tool.parameters)
+    bare = _bare_parameter(tool)
+    return "" if described in ("no arguments", f"{bare} (string)") else f" Arguments: {described}."
+
+
 def _bare_parameter(tool: ToolSpec) -> str | None:
-    # The schema of the parameter must have the type "string".
-    properties, required = tool.parameters.get("properties", {}), list(tool.parameters.get("required", ()))
-    names = required or list(properties)
-    return names[0] if len(names) == 1 and properties.get(names[0], {}).get("type") == "string" else None
+    # All values of the parameter must be texts.
+    parameters = parameters_of(tool.parameters)
+    names = parameters.required or tuple(parameters.schemas)
+    return names[0] if len(names) == 1 and parameters.is_text(names[0]) else None
 
 
-def _json_arguments(tool: ToolSpec, text: str) -> dict[str, Any] | None:
+def _holds_arguments(text: str, names: Collection[str]) -> bool:
+    # Whether a text is an object of arguments, even if parse_json refuses it, and not the value of one argument.
     try:
-        data = parse_json(text)
-    except ValueError:
-        return None
-    names = tool.parameters.get("properties", {}).keys()
-    return data if isinstance(data, dict) and (not data or data.keys() & names) else None
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and (not data or not data.keys().isdisjoint(names))
 
 
 def _call_of(tool: ToolSpec, inside: str, end: int) -> ParsedCall:
-    bare_name, arguments = _bare_parameter(tool), _json_arguments(tool, inside)
-    if arguments is not None:
-        if unknown := sorted(arguments.keys() - tool.parameters.get("properties", {}).keys()):
-            return malformed_call(inside, end, f"{tool.name} takes no {unknown[0]!r}", tool.name)
-        return ParsedCall(tool.name, arguments, inside, end)
-    if bare_name is None:
-        return call_with_arguments(tool.name, inside, inside, end)
-    if not inside.strip():
+    bare_name, parameters = _bare_parameter(tool), parameters_of(tool.parameters)
+    if bare_name is None or _holds_arguments(inside, parameters.schemas):
+        call = call_with_arguments(tool.name, inside, inside, end)
+        if parameters.schemas and (unknown := sorted((call.arguments or {}).keys() - parameters.schemas.keys())):
+            takes = f"it takes {describe_parameters(tool.parameters)}"
+            return malformed_call(inside, end, f"{tool.name} takes no {unknown[0]!r}: {takes}", tool.name)
+        return call
+    if inside.strip():
+        return ParsedCall(tool.name, {bare_name: inside}, inside, end)
+    if bare_name in parameters.required:
         return malformed_call(inside, end, f"nothing is given for {bare_name}", tool.name)
-    return ParsedCall(tool.name, {bare_name: inside}, inside, end)
+    return ParsedCall(tool.name, {}, inside, end)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
+from agent_r1.core.arguments import json_type, parse_arguments
 from agent_r1.core.errors import UnsupportedChat
 from agent_r1.core.messages import Message, ToolSpec, to_openai
 
@@ -168,57 +166,40 @@ def text_before(text: str, opening: str) -> str:
     return content.removesuffix("\n") if mark else content
 
 
-MAX_JSON_DEPTH = 100
-"""The largest allowed nesting depth of the JSON text of a call. Recursive code could not handle a very deep value."""
-
-_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
-"""Matches a bracket or a whole JSON string, so that a bracket inside a string is not matched alone."""
-
-
-def parse_json(text: str) -> Any:
-    """Return the value of a JSON text. Raise ValueError for NaN, infinities, and more than MAX_JSON_DEPTH levels."""
-    steps = ({"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0) for token in _BRACKET.findall(text))
-    if max(accumulate(steps), default=0) > MAX_JSON_DEPTH:
-        raise ValueError(f"it is nested too deeply, more than {MAX_JSON_DEPTH} levels")
-    return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is too large a number")
-    return value
-
-
 def malformed_call(raw: str, end: int, error: str, name: str = "") -> ParsedCall:
     """Return a ParsedCall for a call that could not be read. Its ``arguments`` are None."""
     return ParsedCall(name, None, raw, end, error)
 
 
-def call_from_json(data: object, raw: str, end: int, key: str = "arguments") -> ParsedCall:
-    """Return the call that a JSON value describes: an object with a ``name``, and an object in the field ``key``.
+_CALL_KEYS = frozenset(("name", "arguments", "parameters", "id", "type"))
 
-    Any other value gives a malformed call.
+
+def call_from_json(data: object, raw: str, end: int) -> ParsedCall:
+    """Return the call that a JSON value describes: an object with a ``name`` and its ``arguments`` (or ``parameters``).
+
+    The arguments are as in :func:`parse_arguments`. ``id`` and ``type`` have no effect. Any other value gives a
+    malformed call, so that no part of what the policy wrote is ignored.
     """
     if not isinstance(data, dict):
-        return malformed_call(raw, end, f"a call is a JSON object, got {type(data).__name__}")
-    name = data.get("name")
-    if not isinstance(name, str) or not name:
+        return malformed_call(raw, end, f"a call is a JSON object, got {json_type(data)}")
+    given = data.get("name")
+    name = given if isinstance(given, str) else ""
+    if unknown := sorted(data.keys() - _CALL_KEYS):
+        reason = f'a call has no key {unknown[0]!r}: its keys are "name" and "arguments", which hold all values'
+        return malformed_call(raw, end, reason, name)
+    if not name:
         return malformed_call(raw, end, 'the call has no "name"')
-    arguments = data.get(key)
-    if not isinstance(arguments, dict):
-        return malformed_call(raw, end, f'the call has no "{key}" object', name)
+    if "arguments" in data and "parameters" in data:
+        return malformed_call(raw, end, 'the call has "arguments" and "parameters": give one of them', name)
+    if data.get("type", "function") != "function":
+        return malformed_call(raw, end, f'the "type" of a call is "function", got {data["type"]!r:.40}', name)
+    try:
+        arguments = parse_arguments(data.get("arguments", data.get("parameters")))
+    except ValueError as error:
+        return malformed_call(raw, end, str(error), name)
     return ParsedCall(name, arguments, raw, end)
 
 
 def call_with_arguments(name: str, text: str, raw: str, end: int) -> ParsedCall:
     """Return the call of a tool whose arguments are the JSON object in ``text``, or a malformed call."""
-    try:
-        arguments = parse_json(text)
-    except ValueError as error:
-        return malformed_call(raw, end, f"the arguments are not valid JSON: {error}", name)
-    return call_from_json({"name": name, "arguments": arguments}, raw, end)
+    return call_from_json({"name": name, "arguments": text}, raw, end)

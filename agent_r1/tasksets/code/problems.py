@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.files import JsonRecord
+from agent_r1.core.files import JsonRecord, describe_value
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.sandbox.process import Verdict
@@ -204,12 +204,12 @@ def _named(written: set[str], tests: Sequence[str]) -> tuple[str, ...]:
 def _source(row: JsonRecord, name: str) -> str:
     value = row.values.get(name) or ""
     if not isinstance(value, str):
-        raise row.error(f"{name} that is no text", f"give {name} as the benchmark's files do")
+        raise row.error(f"{name} = {describe_value(value)}, no text", f"give {name} as the benchmark's files do")
     return value.replace("\r\n", "\n")
 
 
 def _texts(row: JsonRecord, name: str) -> list[str]:
     value = row.values.get(name) or []
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise row.error(f"{name} that is no list of texts", f"give {name} as MBPP's files do")
+        raise row.error(f"{name} = {describe_value(value)}, no list of texts", f"give {name} as MBPP's files do")
     return value

@@ -117,7 +117,7 @@ def _answer(row: JsonRecord) -> str:
             raise row.error(f"the answer {number}", "give a finite number, or the answer as text")
         return str(number)
     bare = "solution" in row.values and "answer" in row.values
-    told = row.get_text("answer") if bare else row.get_text("solution", "answer")
+    told = row.get_text("answer", "solution")
     answer = told if bare else stated_answer(told)
     if answer is None and "solution" not in row.values and "\n" not in told:
         answer = told  # a row of ``question`` and ``answer`` with only the answer

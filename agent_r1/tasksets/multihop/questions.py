@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.files import JsonRecord, read_records
+from agent_r1.core.files import JsonRecord, describe_value, read_records
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.retrieval.retriever import Passage
@@ -130,10 +130,12 @@ def parse_context(row: JsonRecord) -> tuple[Passage, ...]:
 def _question(row: JsonRecord) -> Question:
     named = next((row.values[name] for name in ("_id", "id", "query_id") if row.values.get(name) is not None), None)
     text = row.get_text("question", "Question", "query")
-    given = next((row.values[name] for name in ("answer", "answers", "golden_answers") if name in row.values), None)
+    field = next((name for name in ("answer", "answers", "golden_answers") if name in row.values), None)
+    given = row.values[field] if field else None
     answers = [given] if isinstance(given, str) else given
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
-        raise row.error("no answer", "give every row a text, or a list of texts, under 'answer'")
+        got = f"{field} = {describe_value(given)}" if field else "no answer"
+        raise row.error(got, f"give every row a text, or a list of texts, under {field or 'answer'!r}")
     fields = _fields(row)
     paragraphs, pairs = fields.paragraphs, fields.supporting_facts
     return Question(
