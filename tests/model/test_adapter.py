@@ -143,7 +143,7 @@ def test_weights_of_another_adapter_are_refused() -> None:
     "target", ["nowhere", "lm_head", "embed_tokens", "q_norm", "q_proj, nowhere", "all-linear, q_proj"]
 )
 def test_targets_that_are_not_linear_layers_are_refused_with_those_that_are(target: str) -> None:
-    said = f"target_modules: got {target}; .*\\(down_proj, .*, v_proj\\), or all-linear"
+    said = f"target_modules: got {target}; .*\\(down_proj, .*, q_proj, .*v_proj\\), or all-linear"
     with pytest.raises(InvalidInput, match=said):
         add_adapter(make_model(), LoraConfig(rank=4, target_modules=tuple(target.split(", "))), seed=0, base="base")
 
