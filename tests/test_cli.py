@@ -273,7 +273,7 @@ def test_a_run_is_evaluated_on_the_task_set_it_was_trained_on(run, here: Path, m
     trained = run("train", *taskset, "--model", model, "--steps", "1", "--run", "demo", "--evaluate_n", "2", *TINY)
     assert trained.code == 0, trained.err
     assert "runs/demo" in trained.out
-    ended = run("eval", "--model", "demo", "--n", "3", "--methods", "naive-rag,trained", "--json")
+    ended = run("eval", "--model", "demo", "--evaluate_n", "3", "--methods", "naive-rag,trained", "--json")
     assert ended.code == 0, ended.err
     assert {method: row["test"]["n"] for method, row in ended.data["table"].items()} == {"naive-rag": 3, "trained": 3}
     assert ended.data["retrieval"]["test"]["recall@5"] == 1.0

@@ -99,7 +99,7 @@ def test_a_step_of_training_and_the_default_level_in_the_record(run: Run, data: 
     with closing(RunReader(Path("runs/r"))) as reader:
         (step,) = reader.metrics()
     assert (step.values["first_pass_rate"], step.values["no_second_try_rate"]) == (0.0, 1.0)
-    code, out, err = run("eval", "--model", "r", "--n", "2", "--pass_k=1", "--json")
+    code, out, err = run("eval", "--model", "r", "--evaluate_n", "2", "--pass_k=1", "--json")
     assert code == 0, err
     report = json.loads(out.splitlines()[-1])
     assert set(report["pass_at_k"]) == set(report["measures"]) == {"base-tool-call", "trained"}
@@ -116,12 +116,12 @@ def test_going_without_is_loud_and_recorded(
     assert "sandbox 'none': programs written by a model run with your rights" in caplog.text
     assert json.loads(Path("runs/r/config.json").read_text("utf-8"))["sandbox"] == "none"
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
-    code, out, err = run("eval", "--model", "r", "--sandbox", "none", "--n", 1, "--json")
+    code, out, err = run("eval", "--model", "r", "--sandbox", "none", "--evaluate_n", 1, "--json")
     assert (
         code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing" and "WARNING: sandbox none" in err
     )
     monkeypatch.setattr("agent_r1.sandbox.sandbox._verify_machine", lambda: refused())
-    code, _, err = run("eval", "--model", "r", "--n", 1)  # the run went without; that is asked for each time
+    code, _, err = run("eval", "--model", "r", "--evaluate_n", 1)  # the run went without; that is asked for each time
     assert code == 2 and "accept the risk with --sandbox none" in err
 
 
@@ -235,7 +235,7 @@ def test_code_without_a_sandbox_is_loud_and_recorded(run: Run, tmp_path: Path, m
     assert json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing"
     assert "WARNING: sandbox none: programs written by a model run with your rights" in err
     assert ("sandbox", "none: nothing") in events(Path("runs/r"))
-    code, out, err = run("eval", file, "--model", model, "--n", 1, "--max_tokens", 12, "--json")
+    code, out, err = run("eval", file, "--model", model, "--evaluate_n", 1, "--max_tokens", 12, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["sandbox"] == "none: nothing", err
     assert "WARNING: sandbox none" in err
 

@@ -52,7 +52,7 @@ def write(path: Path, numbers: range) -> Path:
 def evaluated(run: Run, *arguments: object) -> dict[str, int]:
     """How many questions of each split the table is over."""
     code, data, err = run(
-        "eval", *arguments, "--max_tokens", "2", "--n", "500", "--methods", "base-tool-call", "--json"
+        "eval", *arguments, "--max_tokens", "2", "--evaluate_n", "500", "--methods", "base-tool-call", "--json"
     )
     assert code == 0, err
     return {split: cell["n"] for split, cell in data["table"]["base-tool-call"].items()}
@@ -76,7 +76,7 @@ def test_a_run_is_not_evaluated_on_training_questions_whatever_the_file_is_calle
         "all": 40
     }  # no run: all of them
     data.unlink()
-    warnings = run("eval", "--model", "r1", "--data", "copy.json", "--n", 1, "--max_tokens", 2, "--json")[2]
+    warnings = run("eval", "--model", "r1", "--data", "copy.json", "--evaluate_n", 1, "--max_tokens", 2, "--json")[2]
     assert evaluated(run, "--model", "r1", "--data", "copy.json") == {"all": 40}
     assert "WARNING: training questions may be among these" in warnings
 

@@ -103,7 +103,7 @@ COMMON = frozenset(
         *("engine.backend", "engine.dtype", "algorithm", "run", "steps", "groups_per_step", "group_size"),
         *("max_staleness", "temperature", "reward_weights", "evaluate_every", "evaluate_n", "checkpoint_every"),
         *("track", "trainer.learning_rate", "trainer.minibatches", "trainer.lora.rank", "trainer.dtype"),
-        *("trainer.ranks", "methods", "n", "splits", "pass_k"),
+        *("trainer.ranks", "methods", "splits", "pass_k"),
     )
 )
 """The settings that ``--help`` shows; ``--help_all`` shows all."""
@@ -259,8 +259,9 @@ def config_of_run(folder: Path) -> Layer:
 
 
 def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
-    # Only the user can choose to evaluate without a sandbox, and to pay for the attempts of pass@k.
-    left_out = {"pass_k", "pass_attempts", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ())}
+    # Only the user can choose to evaluate without a sandbox, and to pay for the attempts of pass@k. A training without
+    # evaluations has evaluate_n 0.
+    left_out = {"evaluate_n", "pass_k", "pass_attempts", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ())}
     kept = {key: value for key, value in own.values.items() if key not in left_out}
     return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})
 

@@ -77,7 +77,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     part = name.rpartition(".")[2]
     # "lr" for "learning_rate" first: "trainer.lr" has more letters in common with "trainer.ranks".
     similar = [parts[last] for last in parts if "_" in last and part == "".join(word[:1] for word in last.split("_"))]
-    similar = similar or get_close_matches(name, known, 1)
+    similar = similar or [one for one in known if one.lower() == name.lower()] or get_close_matches(name, known, 1)
     similar = similar or [parts[last] for last in get_close_matches(part, parts, 1)]
     return f"did you mean {similar[0]!r}?" if similar else ""
 

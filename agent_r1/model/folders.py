@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from agent_r1.core.errors import InvalidInput, require_extra, suggest
 from agent_r1.core.files import Origin, build_once
+from agent_r1.core.redaction import redact_url
 
 Kind = Literal["model", "encoder"]
 """A causal language model ("model") or a sentence encoder ("encoder")."""
@@ -134,6 +135,9 @@ def find_folder(name: str, kind: Kind) -> Path:
         if not os.path.isdir(name):
             raise InvalidInput(kind, got=f"{name}, which is not a folder", do="name the folder of a model")
         return Path(name)
+    if name.startswith(("http://", "https://")):
+        do = "give a Hugging Face name or a folder: the weights are needed, which no API gives"
+        raise InvalidInput(kind, got=f"{redact_url(name)}, an address", do=do)
     if not _is_hub_name(name):
         raise InvalidInput(kind, got=f"{name or 'nothing'}, a folder that does not exist", do="name one that exists")
     try:

@@ -222,6 +222,10 @@ BENCHMARK_REWARDS: Mapping[str, RewardFunction] = {
 """The scores that are reported for question answering benchmarks, by the rule of their scripts."""
 
 
+FOREIGN_PARAMETERS = frozenset({"completions", "completion", "prompts", "data_source", "solution_str"})
+"""Parameters of reward functions of other frameworks, which are called with lists of texts or with one text."""
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
     """A scorer that applies reward functions to each trajectory.
@@ -233,6 +237,20 @@ class FunctionScorer:
 
     functions: Mapping[str, RewardFunction]  # by the name of the reward, if a function returns no names
     timeout: float = DEFAULT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        for name, function in self.functions.items():
+            try:
+                parameters = inspect.signature(function)
+                parameters.bind("trajectory", "task")
+                is_other = not FOREIGN_PARAMETERS.isdisjoint(parameters.parameters)
+            except ValueError:  # a builtin without a signature
+                continue
+            except TypeError:
+                is_other = True
+            if is_other:
+                do = "write def f(trajectory, task), called for one attempt: final_answer(trajectory), task.data[..]"
+                raise InvalidInput(f"reward {name}", got=f"a function with the parameters {parameters}", do=do)
 
     @property
     def sandbox(self) -> str | None:

@@ -154,7 +154,9 @@ class Trainer:
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
         model = config.model if self._run is None else str(self._run)
-        settings = EvalConfig.model_construct(**{**shared, "model": model, "n": config.evaluate_n, "methods": ()})
+        settings = EvalConfig.model_construct(
+            **{**shared, "model": model, "evaluate_n": config.evaluate_n or 200, "methods": ()}
+        )
         return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, self._placement))
 
     def save_model(self, folder: str | Path) -> Path:

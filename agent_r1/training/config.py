@@ -334,8 +334,8 @@ class TrainConfig(RunConfig):
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
 
-    evaluate_n: int = Field(default=200, ge=1)
-    """Maximum number of questions per split in each evaluation."""
+    evaluate_n: int = Field(default=200, ge=0)
+    """Maximum number of questions per split in each evaluation; 0: no validation, and no table at the end."""
 
     checkpoint_every: int = Field(default=5, ge=0)
     """Optimizer steps between checkpoints; 0: no checkpoints, so an interrupted run restarts from step 0."""
@@ -370,7 +370,7 @@ class EvalConfig(RunConfig):
     methods: tuple[str, ...] = ()
     """Methods (rows of the table), separated by commas, for example naive-rag,base-tool-call,trained; empty: all."""
 
-    n: int = Field(default=200, ge=1)
+    evaluate_n: int = Field(default=200, ge=1)
     """Maximum number of questions per split."""
 
     decode: DecodeConfig = DecodeConfig()
@@ -393,6 +393,8 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config
+    if config.evaluate_n == 0:
+        config = config.model_copy(update={"evaluate_every": 0, "pass_k": 0, "pass_attempts": 0})
     config.trainer.schedule.check_steps(config.steps)
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 

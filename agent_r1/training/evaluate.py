@@ -250,12 +250,14 @@ async def _evaluate(
     limits = rollout_limits(config)
     try:
         chosen = _select_methods(methods, config.methods)
-        table = await make_table(chosen, taskset, config.n, limits, progress)
+        table = await make_table(chosen, taskset, config.evaluate_n, limits, progress)
         passed: dict[str, PassAtK] = {}
         k, size = config.pass_k, config.pass_attempts or config.pass_k
         for method in chosen if k else ():
             sampling = replace(method, agent=with_temperature(method.agent, 1.0))
-            passed[method.name] = await measure_pass_at_k(sampling, taskset, config.n, k, size, limits, progress)
+            passed[method.name] = await measure_pass_at_k(
+                sampling, taskset, config.evaluate_n, k, size, limits, progress
+            )
         return replace(table, passed=passed)
     finally:
         await close_environments(taskset)

@@ -56,7 +56,7 @@ from agent_r1.training.progress import Progress
 from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
 from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
-from agent_r1.training.tables import PassAtK, TrainReport, table_json
+from agent_r1.training.tables import PassAtK, Table, TrainReport, table_json
 
 log = logging.getLogger(__name__)
 
@@ -314,6 +314,8 @@ def _frozen_objects() -> Iterator[None]:
 async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
     # The base model is loaded again, because training has changed the policy's weights.
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
+    if config.evaluate_n == 0:
+        return TrainReport(run.folder, config.steps, seconds, Table({}, {}), resumed_from=run.start.progress.step)
     base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)
     base = base_policy.agent(base_engine, config, 1.0)

@@ -198,7 +198,7 @@ def render_report(report: TrainReport) -> Group:
     since = f", those after step {report.resumed_from}" if report.resumed_from else ""
     steps = f"{report.steps} step{'s' * (report.steps != 1)}{since}"
     where = f"{steps} in {report.train_seconds:.1f} s, all in {escape(str(report.run))}"
-    return Group(render_table(report.table), *lines, where)
+    return Group(*([render_table(report.table)] if report.table.cells else []), *lines, where)
 
 
 def _caption(table: Table) -> str:

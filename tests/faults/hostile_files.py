@@ -351,7 +351,7 @@ def _run_invocations(folder: Path, per_place: int | None, generator: random.Rand
     commands = {
         "verify": ("verify", "damaged"),
         "digest": ("verify", "damaged", "--digest"),
-        "eval": ("eval", "agent.py", "--model", "runs/damaged", "--n", "1", "--quiet"),
+        "eval": ("eval", "agent.py", "--model", "runs/damaged", "--evaluate_n", "1", "--quiet"),
         "resume": ("train", "agent.py", "--run", "damaged", "--resume", "--steps", "2", "--quiet"),
     }
     for command, arguments in commands.items():

@@ -50,7 +50,7 @@ VALUES: tuple[str, ...] = (
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "train": ("agent.py", "--steps", "1", "--run", "new"),
-    "eval": ("agent.py", "--n", "1"),
+    "eval": ("agent.py", "--evaluate_n", "1"),
     "check": ("agent.py", "--n", "1"),
     "play": ("agent.py", "--number", "0"),
     "verify": ("finished",),

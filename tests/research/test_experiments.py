@@ -71,7 +71,7 @@ def test_the_command_line_gives_the_settings_of_the_experiment(method):
     assert (config.seed, config.model) == (3, "tiny-base")
     assert [typed_settings(command).values["model"] for command in later] == ["runs/x"] * method.trains
     last = resolve_config(EvalConfig, [typed_settings([first, *later][-1])], taskset)
-    assert (last.n, last.pass_k, last.pass_attempts) == (20, 1, 2)
+    assert (last.evaluate_n, last.pass_k, last.pass_attempts) == (20, 1, 2)
 
 
 def test_other_settings_other_defaults_or_another_base_give_another_experiment(monkeypatch):
@@ -122,7 +122,7 @@ def test_baselines_evaluated_alone_equal_those_of_a_training_run(tmp_path: Path)
     layer = Layer("test", {**small, "run": str(tmp_path / "run"), "evaluate_every": 0})
     trained = train(resolve_config(TrainConfig, [layer], taskset), taskset, SilentProgress()).table.cells
     alone = evaluate(
-        resolve_config(EvalConfig, [Layer("test", {"n": 8, "pass_k": 0, "seed": 4})], taskset),
+        resolve_config(EvalConfig, [Layer("test", {"evaluate_n": 8, "pass_k": 0, "seed": 4})], taskset),
         taskset,
         SilentProgress(),
     ).cells

@@ -14,7 +14,7 @@ from agent_r1.training.config import EvalConfig
 from agent_r1.training.evaluate import Method, env_for_method, evaluate
 from agent_r1.training.progress import SilentProgress
 
-SMALL = {"model": "tiny-base", "n": 2, "context": 512, "max_tokens": 32}
+SMALL = {"model": "tiny-base", "evaluate_n": 2, "context": 512, "max_tokens": 32}
 
 
 @pytest.fixture(scope="module")

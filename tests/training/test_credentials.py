@@ -108,8 +108,8 @@ def test_a_run_stores_and_shows_no_credentials_and_resumes_with_the_address_give
     assert main([*train, "--corpus", address, "--model", "tiny-base", "--steps", "1", "--json"]) == 0
     assert main(["train", "--run", "demo", "--resume", "--steps", "2", "--quiet"]) == 2
     assert "give --corpus with its user and password" in capfd.readouterr().err.splitlines()[-1]
-    assert main(["eval", "--model", "demo", "--n", "1", "--quiet"]) == 2
-    assert main(["eval", "--model", "demo", "--n", "1", "--quiet", "--json", "--corpus", address]) == 0
+    assert main(["eval", "--model", "demo", "--evaluate_n", "1", "--quiet"]) == 2
+    assert main(["eval", "--model", "demo", "--evaluate_n", "1", "--quiet", "--json", "--corpus", address]) == 0
     resume = ["train", "--run", "demo", "--resume", "--steps", "2", "--quiet", "--corpus"]
     assert main([*resume, address]) == 0
     assert main([*resume[:5], "3", *resume[6:], address.replace(str(server.port), "1")]) == 2  # nobody listens there

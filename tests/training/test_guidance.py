@@ -68,7 +68,13 @@ def critic(ppo: Path) -> Path:
 
 
 def evaluated(taskset: TaskSet, model: Path, **decode: Any) -> Table:
-    settings = {"model": str(model), "methods": [TRAINED, VALUE_GUIDED], "n": 2, "max_tokens": 20, "context": 512}
+    settings = {
+        "model": str(model),
+        "methods": [TRAINED, VALUE_GUIDED],
+        "evaluate_n": 2,
+        "max_tokens": 20,
+        "context": 512,
+    }
     layers = [Layer("test", {**settings, **{f"decode.{name}": value for name, value in decode.items()}})]
     return evaluate(resolve(EvalConfig, layers), taskset, SilentProgress())
 

@@ -93,7 +93,7 @@ def test_the_exports_compute_what_the_run_ended_with(whole: Callable[..., Whole]
 
 def test_eval_of_the_run_gives_its_table_again(micro: TaskSet, tmp_path: Path) -> None:
     table = train(micro, tmp_path / "run", steps=2, evaluate_n=4).table
-    layers = [Layer("test", {"model": str(tmp_path / "run"), "n": 4, "max_tokens": 20, "pass_k": 0})]
+    layers = [Layer("test", {"model": str(tmp_path / "run"), "evaluate_n": 4, "max_tokens": 20, "pass_k": 0})]
     config = resolve(EvalConfig, layers)
     again = evaluate(config, micro, SilentProgress())
     assert again.cells == table.cells

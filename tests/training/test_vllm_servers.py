@@ -93,7 +93,7 @@ def test_servers_without_adapters_get_merged_weights_and_a_warning(
 def test_eval_compares_base_and_trained_model_on_the_same_servers(
     servers: list[FakeVllm], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--n", "2", "--splits", "style-a", "--max_tokens", "20", "--context", str(CONTEXT), "--quiet"]
+    options = ["--evaluate_n", "2", "--splits", "style-a", "--max_tokens", "20", "--context", str(CONTEXT), "--quiet"]
     assert main(["eval", "--model", "tiny-base", *options, "--pass_k", "0"]) == 0
     embedded = capsys.readouterr().out
     assert main(["eval", "--model", "tiny-base", *options, "--pass_k", "0", *vllm(servers)]) == 0
