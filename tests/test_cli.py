@@ -313,3 +313,25 @@ def double(number: int) -> str:
         number: what to double.
     """
     return str(2 * number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("train", "--epochs", "3"), "--epochs; give --steps"),
+        (("train", "--batch_size", "8"), "--batch_size; give --groups_per_step and --group_size"),
+        (("train", "--num_generations", "8"), "--num_generations; give --group_size"),
+        (("eval", "--n", "8"), "--n; give --evaluate_n"),
+        (("train", "--algorithm", "GRPO"), "did you mean 'grpo'?"),
+        (
+            ("train", "--model", "https://user:pw@api.example.com/v1"),
+            "an address; give a Hugging Face name or a folder",
+        ),
+    ],
+)
+def test_names_of_other_frameworks_are_answered_with_ours(
+    arguments: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert meant in error and error.count("\n") == 1 and "pw" not in error

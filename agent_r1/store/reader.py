@@ -66,6 +66,7 @@ class AttemptFilter:
 
     Attributes:
         fate: "trained", "dropped", or "pending" (neither trained nor dropped yet).
+        failed: whether the attempt ended without a reward: it failed, or a reward could not be computed.
         min_reward: the reward is known, and at least this number.
         text: this text occurs in the attempt's id, in ``status_reason`` or in ``fate_reason`` (see
             :class:`AttemptSummary`). Case is ignored.
@@ -77,6 +78,7 @@ class AttemptFilter:
     status: Status | None = None
     fate: AttemptFateName | None = None
     group_id: int | None = None
+    failed: bool | None = None
     min_reward: float | None = None
     text: str | None = None
     recorded: bool | None = None
@@ -133,6 +135,7 @@ def _condition(where: AttemptFilter) -> tuple[str, list[Any]]:
         "fate = ?": None if where.fate == "pending" else where.fate,
         "attempts.group_id = ?": where.group_id,
         f"{_RECORDED} = ?": where.recorded,
+        "(status IS NOT NULL AND reward IS NULL) = ?": where.failed,
         "reward >= ?": where.min_reward,
     }
     sql = [condition for condition, value in conditions.items() if value is not None]

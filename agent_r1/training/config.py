@@ -393,14 +393,13 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config
-    if config.evaluate_n == 0:
-        config = config.model_copy(update={"evaluate_every": 0, "pass_k": 0, "pass_attempts": 0})
     config.trainer.schedule.check_steps(config.steps)
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, layers)
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
-    return config.model_copy(update={"algorithm": algorithm})
+    without = {"evaluate_every": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}
+    return config.model_copy(update={"algorithm": algorithm, **without})
 
 
 class CriticConfig(BaseModel):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Rewards, Scores, Status, Trajectory, Unscored
 from agent_r1.envs.tool_env import ToolEnv
@@ -81,7 +82,7 @@ def forgetful(trajectory: Trajectory, task: Task) -> None:
         (lambda trajectory, task: "1.0", "str"),
         (lambda trajectory, task: [1.0], "list"),
         (lambda trajectory, task: 10**400, "too large"),
-        (lambda trajectory: 1.0, "TypeError"),
+        (lambda trajectory, task: len(1), "TypeError"),
     ],
 )
 def test_an_unscored_reward_has_a_one_line_reason(function: Callable[..., Any], reason: str) -> None:
@@ -155,3 +156,22 @@ def test_a_function_that_raises_is_reported_with_its_file_and_line() -> None:
     (scores,) = asyncio.run(FunctionScorer({"keyed": keyed}).score(group_of(1), TASK))
     line = keyed.__code__.co_firstlineno + 1
     assert scores == {"keyed": Unscored(f"KeyError: 'gold' (test_scoring.py:{line}, in keyed)")}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions, answer, **kwargs: [1.0],
+        lambda prompts, completions: [1.0],
+        lambda data_source, solution_str, ground_truth, extra_info=None: 1.0,
+        lambda text: 1.0,
+        lambda trajectory, task, gold: 1.0,
+    ],
+)
+def test_a_reward_function_with_other_parameters_is_refused_before_it_is_called(function: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"reward right: got a function with the parameters \(.*; write def f\("):
+        FunctionScorer({"right": function})
+
+
+def test_a_reward_function_can_name_its_parameters_as_it_likes_and_have_more_with_defaults() -> None:
+    FunctionScorer({"own": lambda t, _, scale=2.0: scale, "any": lambda *args, **more: 1.0, "builtin": max})
