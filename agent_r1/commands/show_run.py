@@ -104,7 +104,8 @@ class CurveTable:
         values = [curve[step] for step in sorted(curve)]
         finite = [value for value in values if math.isfinite(value)]
         shown = (values[0], values[-1], min(finite, default=math.nan), max(finite, default=math.nan))
-        line = Text(sparkline(values, self._room, self._blocks), "cyan")
+        # A constant needs no curve, and among curves it would look like one that is low.
+        line = Text("" if shown[2] == shown[3] else sparkline(values, self._room, self._blocks), "cyan")
         grid.add_row(name, line, *(Text(_short_number(value)) for value in shown))
 
 

@@ -64,7 +64,7 @@ def check(taskset: str, n: int, settings: Layer, as_json: bool, quiet: bool) -> 
 
 @click.command(cls=SettingsCommand, config=TasksetConfig)
 @click.argument("taskset")
-@click.option("--split", default="", help="Split of the task; by default the first evaluation split.")
+@click.option("--split", default="train", show_default=True, help="Split of the task.")
 @click.option("--number", type=click.IntRange(0), help="Index of the task in its split; by default a random task.")
 @json_option
 def play(taskset: str, split: str, number: int | None, settings: Layer, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sqlite3
@@ -411,6 +412,18 @@ class RunReader:
         """Return the start of each segment (a stretch of training without a stop), oldest first."""
         rows = self._rows("SELECT segment, step, time FROM segments ORDER BY segment")
         return tuple(SegmentStart(*row) for row in rows)
+
+    def active_seconds(self, now: float | None = None) -> float:
+        """Return the seconds in which the run was trained: from the start of each segment to its last event.
+
+        ``now`` is the time in seconds since 1970 if the last segment is still trained.
+        """
+        sql = """SELECT segments.time, coalesce(max(events.time), segments.time)
+                 FROM segments LEFT JOIN events USING (segment) GROUP BY segment ORDER BY segment"""
+        spans = list(self._rows(sql))
+        if now is not None:
+            spans[-1] = (spans[-1][0], now)
+        return math.fsum(end - start for start, end in spans)
 
     def recent_events(self, limit: int) -> tuple[RecordedEvent, ...]:
         """Return the last log events of the run, oldest first. The result has at most ``limit`` events."""

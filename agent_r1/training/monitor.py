@@ -45,13 +45,19 @@ def normalize_reason(reason: str) -> str:
 
 
 def shorten_reason(reason: str) -> str:
-    """Return a reason with at most MAX_REASON_LENGTH characters. The place of an exception at its end is kept."""
+    """Return the reason of a failure, cut in its middle to at most MAX_REASON_LENGTH characters.
+
+    What is wrong often stands at the end, and so does the place of an exception, which is never cut:
+    "reward right could not be scored: AttributeErr..o attribute 'final_text' (agent.py:12, in find)".
+    """
     text = " ".join(reason.split())
     if len(text) <= MAX_REASON_LENGTH:
         return text
-    place = _PLACE.search(text)
-    end = f"..{place[0]}" if place else ".."
-    return text[: MAX_REASON_LENGTH - len(end)] + end
+    found = _PLACE.search(text)
+    place = found[0] if found else ""
+    text = text.removesuffix(place)
+    room = MAX_REASON_LENGTH - len(place) - len("..")
+    return f"{text[: room - room // 2]}..{text[len(text) - room // 2 :]}{place}"
 
 
 # Failures of attempts and tools

@@ -193,10 +193,10 @@ class HumanPlayer:
 
 
 def play(
-    taskset: TaskSet, console: Console, *, split: str = "", number: int | None = None, seed: int = 0
+    taskset: TaskSet, console: Console, *, split: str = "train", number: int | None = None, seed: int = 0
 ) -> PlayResult:
-    """Let a person play one episode: task ``number`` of ``split``, or a random one of the first evaluation split."""
-    tasks = taskset.tasks(split or taskset.evaluation[0])
+    """Let a person play one episode: task ``number`` of ``split``, or a random one."""
+    tasks = taskset.tasks(split)  # who plays test tasks tunes prompts on them
     if number is None:
         task = random.Random(seed).choice(tasks)
     elif number < len(tasks):

@@ -62,7 +62,7 @@ class RunSummary:
         process: the id of the process that writes the run, if known.
         step, steps: how many steps were taken, and how many the run should take.
         reward: the mean reward of the last step, or None.
-        seconds: the time from the start of the run to its last event, or to now if the run is still training.
+        seconds: the time in which the run was trained, without the time between a stop and its resume.
         updated: the time of the last change, in seconds since 1970.
         spark: the curve of the mean reward, as an SVG path.
         error: why the run cannot be read, or "". With an error, only ``name`` and ``folder`` are known.
@@ -107,7 +107,6 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
     stopped = last.event.detail if last is not None and last.event.kind == "stopped" else ""
     ended: RunState = "failed" if stopped and stopped not in _SIGNALS else "stopped"
     state: RunState = "complete" if reader.is_complete() else ended if process is None else "training"
-    end = time.time() if state == "training" else updated
     algorithm, steps = config.get("algorithm"), config.get("steps")
     files = (folder / name for name in ("run.db", "run.db-wal"))
     return RunSummary(
@@ -125,7 +124,7 @@ def summarize_reader(name: str, folder: Path, reader: RunReader) -> RunSummary:
         reward=_last(reward),
         best=None if best is None else Validation(best, curves[BEST_BY][best]),
         tokens_per_second=_last(curves["tokens_per_second"]),
-        seconds=end - segments[0].time if segments else 0.0,
+        seconds=reader.active_seconds(time.time() if state == "training" else None),
         updated=max([updated, *(file.stat().st_mtime for file in files if file.exists())]),
         spark=sparkline(reward),
     )

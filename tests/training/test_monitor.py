@@ -99,7 +99,8 @@ def test_the_diagnosis_groups_reasons_with_an_example_and_advice() -> None:
 
 def test_a_long_reason_keeps_the_place_in_the_users_file() -> None:
     reason = f"environment_failed: the agent raised ValueError: {'no page ' * 20}(agent.py:12, in find)"
-    assert shorten_reason(reason).endswith("no page no p.. (agent.py:12, in find)")
+    assert shorten_reason(reason).startswith("environment_failed: the agent raised")
+    assert shorten_reason(reason).endswith("no page no page (agent.py:12, in find)")
     assert len(shorten_reason(reason)) == len(shorten_reason("x" * 500)) == MAX_REASON_LENGTH
     assert shorten_reason("ValueError: short (agent.py:12, in find)") == "ValueError: short (agent.py:12, in find)"
 

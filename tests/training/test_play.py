@@ -148,7 +148,7 @@ def terminal() -> Iterator[tuple[int, int]]:
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(number, mode, encoding="utf-8") for number, mode in enumerate("rww")
         )
-        code = main(["play", "tinywiki", "--number", "0"])
+        code = main(["play", "tinywiki", "--split", "style-a", "--number", "0"])
         sys.stdout.flush()
         os._exit(code)
     yield process, terminal
