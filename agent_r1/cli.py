@@ -178,7 +178,7 @@ NAMES_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("num_generations", "rollouts", "rollout_n", "num_rollouts"), ("group_size",)),
     **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_response_length"), ("max_tokens",)),
     **dict.fromkeys(("max_prompt_length", "max_length", "max_seq_len", "max_model_len"), ("context",)),
-    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef"), ("algorithm.kl.coef",)),
+    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef"), ("algorithm.kl.coefficient",)),
     **dict.fromkeys(("output_dir", "output", "name", "run_name"), ("run",)),
     **dict.fromkeys(("n", "num_samples", "eval_n", "limit"), ("evaluate_n",)),
     **dict.fromkeys(("eval_steps", "eval_every"), ("evaluate_every",)),

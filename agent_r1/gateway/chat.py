@@ -160,7 +160,7 @@ class ChatModel(Protocol):
         """Return the answer to a request. The caller sends the answer to the client."""
         ...
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of a request's prompt."""
         ...
 

@@ -13,6 +13,7 @@ from itertools import chain
 from agent_r1.core.environment import Transition
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.messages import Message, Text, ToolSpec
+from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import AttemptId, Status
 from agent_r1.gateway.chat import (
     ChatAnswer,
@@ -188,7 +189,7 @@ class EpisodeModel:
         answer = ChatAnswer(secrets.token_hex(12), choices, len(prompt.token_ids))
         return Draft(answer, partial(self._deliver, number, request, prompt, samples, answer))
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest) -> int:
         messages = self._resolve(request)
         if exceeds(messages, request.tools, self._agent.context_length):
             raise context_error(self._agent.context_length)
@@ -298,7 +299,8 @@ class ServedModel:
 
     async def draft(self, request: ChatRequest, live: LiveAnswer) -> Draft:
         """Sample the answer to a request. Equal requests with a seed get equal answers."""
-        prompt, session = self._prompt(request), self._session(request, live)
+        prompt = await run_in_thread(self._prompt, request)  # other requests go on while a long one is tokenized
+        session = self._session(request, live)
         try:
             id = secrets.token_hex(12)
             if request.n == 1:  # several answers are not streamed
@@ -314,8 +316,8 @@ class ServedModel:
             choices.append(_with_new_ids(sampled_choice(result, request, self._agent.renderer)))
         return Draft(ChatAnswer(id, tuple(choices), len(prompt.token_ids)), lambda: None)
 
-    def count_tokens(self, request: ChatRequest) -> int:
-        return len(self._prompt(request).token_ids)
+    async def count_tokens(self, request: ChatRequest) -> int:
+        return len((await run_in_thread(self._prompt, request)).token_ids)
 
     def _prompt(self, request: ChatRequest) -> SessionPrompt:
         if request.previous is not None:

@@ -170,7 +170,7 @@ class Gateway:
             self._authenticate(request)
             body = _parse(await _read(request))
             given = dialect.read({"max_tokens": 1, **body})  # a count has no limit of tokens
-            return JSONResponse({"input_tokens": access.model.count_tokens(given.chat)})
+            return JSONResponse({"input_tokens": await access.model.count_tokens(given.chat)})
 
     def _authenticate(self, request: Request) -> _Access:
         if _host_name(request.headers.get("host", "")) not in HOSTS:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import threading
 from collections import Counter
 
 import anthropic
@@ -369,3 +370,23 @@ def test_the_command_shows_only_a_key_that_it_made(monkeypatch, given, shown):
     result = CliRunner().invoke(command, ["tiny-base", "--json", *([] if given is None else ["--api_key", given])])
     assert json.loads(result.stdout)["api_key"] == shown, result.output
     assert "sk-given" not in result.output
+
+
+def test_requests_go_on_while_a_long_one_is_tokenized(renderer, monkeypatch):
+    others_are_done, render = threading.Event(), renderer.render
+
+    def slow(messages, tools=()):
+        if messages[-1].text == "a long text":
+            assert others_are_done.wait(20), "the tokenizer holds up the other requests"
+        return render(messages, tools)
+
+    async def visit(client):
+        ask = client.chat.completions.create
+        long = asyncio.create_task(ask(model="any", messages=[{"role": "user", "content": "a long text"}]))
+        await asyncio.sleep(0)
+        assert (await ask(**BODY)).choices[0].message.content == ANSWER
+        others_are_done.set()
+        assert (await long).choices[0].message.content == ANSWER
+
+    monkeypatch.setattr(renderer, "render", slow)
+    serve(renderer, visit)
