@@ -102,7 +102,7 @@ BAD_INPUT: dict[str, str] = {
     "train --config value.toml": "algorithm.epochs (value.toml): got -1; give another: Input should be greater",
     "check agent.py": "solutions of agent: got none; add some",
     "check tinywiki --n -1": "Invalid value for '--n': -1 is not in the range x>=0; see agent-r1 check --help",
-    "play tinywiki --number 400": "--number: got 400; give one below 400",
+    "play tinywiki --split style-a --number 400": "--number: got 400; give one below 400",
     "--completion powershell": "'powershell' is not one of 'bash', 'zsh', 'fish'",
 }
 

@@ -118,18 +118,20 @@ INVARIANTS: Mapping[str, str] = {
         WHERE name = 'tokens' AND value <> counted""",
     # The mean is over the scored attempts. Without this reward one counts as 0; if it is not known, one is left out.
     "the mean rewards of a step are those of its attempts": f"""
-        WITH attempt AS (
+        WITH last AS (
             SELECT step, id, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
-            AND id IN (SELECT attempt_id FROM rewards) GROUP BY step, group_id, sample_index),
+            GROUP BY step, group_id, sample_index),
+        attempt AS (SELECT step, id FROM last WHERE id IN (SELECT attempt_id FROM rewards WHERE turn IS NULL)),
         size AS (SELECT step, count(*) AS attempts FROM attempt GROUP BY step),
         total AS (
-            SELECT step, name, attempt_id, sum(value) AS total, max(typeof(value) = 'text') AS is_text,
+            SELECT step, name, attempt_id, sum(value) AS total,
+                max(typeof(value) = 'text' OR abs(value) > 1e9) AS is_odd,
                 max(value IS NULL) AS unknown
             FROM attempt JOIN rewards ON attempt_id = attempt.id GROUP BY attempt_id, name),
         mean AS (
             SELECT step, 'reward/' || name AS name,
                 sum(total) FILTER (WHERE NOT unknown) / (attempts - sum(unknown)) AS mean
-            FROM total JOIN size USING (step) GROUP BY step, name HAVING NOT max(is_text))
+            FROM total JOIN size USING (step) GROUP BY step, name HAVING NOT max(is_odd))
         SELECT 'step ' || step || ' has ' || name || ' ' || value || ', but its attempts ' || mean
         FROM current_metrics JOIN mean USING (step, name)
         WHERE abs(value - mean) > 1e-9 * max(1, abs(mean))""",

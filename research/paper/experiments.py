@@ -327,7 +327,7 @@ def plan_experiment(method: Method, base: Base, seed: int, n: int, steps: int) -
     settings: dict[str, Setting] = {"taskset": TASKSET, "model": base.model, **method.settings, "seed": seed}
     if method.trains:
         settings |= {"steps": steps, **TRAINING}
-    sampling: dict[str, Setting] = {"n": n, "pass_k": 1, "pass_attempts": SAMPLES}
+    sampling: dict[str, Setting] = {"evaluate_n": n, "pass_k": 1, "pass_attempts": SAMPLES}
     config_class: type[EvalConfig | TrainConfig] = TrainConfig if method.trains else EvalConfig
     taskset = agent_r1.tasksets.build(TASKSET, None, None, seed)
     resolved = resolve_config(config_class, [Layer("paper", settings)], taskset).model_dump(mode="json")

@@ -58,7 +58,7 @@ def result(
     }
     base, seed = run
     train = (f"agent-r1 train --algorithm {method.settings.get('algorithm', 'grpo')} --seed {seed}",)
-    evaluate = ("agent-r1 eval --methods naive-rag --n 100",)
+    evaluate = ("agent-r1 eval --methods naive-rag --evaluate_n 100",)
     curve = Curve(rewards, tuple(10 * step for step in range(1, len(rewards) + 1)), (100, 200, 300))
     training = Training("runs/x", curve, 0.02, explained) if method.trains else None
     return Result(method.name, base, seed, (train if method.trains else ()) + evaluate, scores, PROVENANCE, training)
