@@ -25,6 +25,7 @@ from agent_r1.commands.recorded_run import export, verify, view
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, init, play, retriever, serve_env, tasksets
 from agent_r1.commands.training import evaluate, smoke, train, train_critic, train_reward
+from agent_r1.config import suggest_setting
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten, suggest
 from agent_r1.core.redaction import redact
 
@@ -167,37 +168,13 @@ def _print_error(line: object, code: int) -> int:
     return code
 
 
-# Names of other frameworks and of other commands, which have no letters in common with ours.
-NAMES_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("epochs", "num_epochs", "num_train_epochs", "total_epochs", "max_steps", "iterations"), ("steps",)
-    ),
-    **dict.fromkeys(
-        ("batch_size", "train_batch_size", "per_device_train_batch_size"), ("groups_per_step", "group_size")
-    ),
-    **dict.fromkeys(("num_generations", "rollouts", "rollout_n", "num_rollouts"), ("group_size",)),
-    **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_response_length"), ("max_tokens",)),
-    **dict.fromkeys(("max_prompt_length", "max_length", "max_seq_len", "max_model_len"), ("context",)),
-    **dict.fromkeys(("beta", "kl_coef", "kl_loss_coef"), ("algorithm.kl.coefficient",)),
-    **dict.fromkeys(("output_dir", "output", "name", "run_name"), ("run",)),
-    **dict.fromkeys(("n", "num_samples", "eval_n", "limit"), ("evaluate_n",)),
-    **dict.fromkeys(("eval_steps", "eval_every"), ("evaluate_every",)),
-    **dict.fromkeys(("save_steps", "save_every"), ("checkpoint_every",)),
-    **dict.fromkeys(("report_to", "logger"), ("track",)),
-    **dict.fromkeys(("dataset", "dataset_name", "train_files"), ("data",)),
-    **dict.fromkeys(("model_name_or_path", "model_name", "pretrained"), ("model",)),
-}
-
-
 def _explain(error: click.UsageError) -> str:
     context = error.ctx
     see = f"see {context.command_path if context else PROGRAM} --help"
     if isinstance(error, click.NoSuchOption) and context is not None:
         name = underscored(error.option_name.lstrip("-"))
         options = {one.lstrip("-") for option in context.command.params for one in option.opts if one.startswith("--")}
-        if meant := [f"--{one}" for one in NAMES_ELSEWHERE.get(name, ()) if one in options]:
-            return f"unknown option: got --{name}; give {' and '.join(meant)}"
-        hint = suggest(name, options).replace("'", "'--", 1)
+        hint = suggest_setting(name, options, prefix="--")
         return f"unknown option: got --{name}; {hint or see}"
     return f"{shorten(error.format_message().rstrip('.'))}; {see}"
 

@@ -162,6 +162,44 @@ def is_table(field: FieldInfo) -> bool:
     return get_origin(field.annotation) is dict or NESTED_BY_NAME in field.metadata
 
 
+# Names of other frameworks and of other commands. Most have no letters in common with ours.
+_ELSEWHERE: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("epochs", "num_epochs", "num_train_epochs", "total_epochs", "max_steps", "iterations"): ("steps",),
+    ("batch_size", "train_batch_size", "per_device_train_batch_size"): ("groups_per_step", "group_size"),
+    ("num_generations", "rollouts", "rollout_n", "num_rollouts"): ("group_size",),
+    ("max_completion_length", "max_new_tokens", "max_response_length"): ("max_tokens",),
+    ("max_prompt_length", "max_length", "max_seq_len", "max_model_len"): ("context",),
+    ("beta", "kl", "kl_coef", "kl_loss_coef"): ("algorithm.kl.coefficient",),
+    ("clip_range", "cliprange", "epsilon", "clip_ratio"): ("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
+    ("gae_lambda",): ("algorithm.advantage.lam",),
+    ("ppo_epochs", "num_iterations"): ("trainer.minibatches",),
+    ("lora_r", "lora_rank"): ("trainer.lora.rank",),
+    ("bf16", "fp16", "torch_dtype", "precision"): ("trainer.dtype", "engine.dtype"),
+    ("gpus", "num_gpus", "nproc_per_node", "n_gpus_per_node"): ("trainer.ranks",),
+    ("output_dir", "output", "name", "run_name"): ("run",),
+    ("n", "num_samples", "eval_n", "limit"): ("evaluate_n",),
+    ("eval_steps", "eval_every"): ("evaluate_every",),
+    ("save_steps", "save_every"): ("checkpoint_every",),
+    ("report_to", "logger", "wandb"): ("track",),
+    ("dataset", "dataset_name", "train_files", "eval_dataset"): ("data",),
+    ("model_name_or_path", "model_name", "pretrained"): ("model",),
+    ("resume_from_checkpoint",): ("resume",),
+}
+
+
+def suggest_setting(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint which of the ``known`` settings an unknown name means; "" if none is similar.
+
+    ``prefix`` stands before a setting in the hint, as "--" on the command line.
+    """
+    known, last = list(known), name.rpartition(".")[2].lower()
+    meant = next((ours for others, ours in _ELSEWHERE.items() if last in others), ())
+    own = "algorithm" in known  # its settings depend on its name, so they are not among the known ones
+    if shown := [f"{prefix}{one}" for one in meant if one in known or (own and one.startswith("algorithm."))]:
+        return f"give {' and '.join(shown)}"
+    return suggest(name, known).replace("'", f"'{prefix}", 1)
+
+
 def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput:
     """Return the error for an unknown key. The error suggests a similar key of ``known``.
 
@@ -171,7 +209,7 @@ def unknown_setting(key: str, source: str, known: Iterable[str]) -> InvalidInput
     if below := [name for name in known if name.startswith(f"{key}.")]:
         do = f"it is a table: give its settings, such as {below[0]}"
     else:
-        do = suggest(key, known) or "leave it out: no setting has a similar name"
+        do = suggest_setting(key, known) or "leave it out: no setting has a similar name"
     return InvalidInput(f"unknown setting ({source})", got=repr(key), do=do)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.events import PENDING_AT_END, TokenRecord
-from agent_r1.core.trajectory import Trajectory, Turn, total_reward
+from agent_r1.core.trajectory import Status, Trajectory, Turn, total_reward
 from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.manifest import (
     MODEL,
@@ -27,7 +27,8 @@ from agent_r1.store.schema import COMPLETED
 
 # The attempts that a step was made of, with their outcomes: without those that were pending when the run ended.
 _STEP_ATTEMPTS = f"""
-    SELECT current_attempts.*, outcomes.status, action_tokens,
+    SELECT current_attempts.*, outcomes.status, outcomes.reward, action_tokens,
+        coalesce(json_extract(config, '$.reward_schedules'), '{{}}') <> '{{}}' AS is_scheduled,
         sample_index >= coalesce(json_extract(config, '$.group_size'), 1e9) AS greedy
     FROM current_attempts JOIN segments USING (segment) JOIN outcomes ON attempt_id = current_attempts.id
     WHERE fate IS NOT NULL AND current_attempts.reason IS NOT '{PENDING_AT_END}'"""
@@ -103,19 +104,29 @@ INVARIANTS: Mapping[str, str] = {
         SELECT attempt || ' has reward ' || name || ' twice' FROM rewards JOIN attempts ON attempts.id = attempt_id
         GROUP BY attempt_id, turn, call, name HAVING count(*) > 1""",
     "the statuses of a step are those of its attempts": f"""
-        SELECT 'step ' || step || ' has ' || name || ' ' || value || ', but its attempts ' || counted
-        FROM current_metrics JOIN (
-            SELECT step, status AS name, count(*) AS counted FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
-            GROUP BY step, status) USING (step, name)
-        WHERE value <> counted""",
+        SELECT 'step ' || step || ' has ' || name || ' ' || coalesce(value, 'unknown') || ', its attempts ' || counted
+        FROM (
+            SELECT step, name, value, coalesce(counted, 0) AS counted FROM current_metrics LEFT JOIN (
+                SELECT step, status AS name, count(*) AS counted FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
+                GROUP BY step, status) USING (step, name)
+            WHERE name IN ({", ".join(f"'{status}'" for status in Status)}))
+        WHERE value IS NOT counted""",
     "the tokens of a step are those of its attempts": f"""
-        SELECT 'step ' || step || ' has ' || value || ' tokens, but its attempts ' || counted
+        SELECT 'step ' || step || ' has ' || coalesce(value, 'no') || ' tokens, but its attempts ' || counted
         FROM current_metrics JOIN (
             SELECT step, sum(action_tokens) AS counted FROM (
                 SELECT step, action_tokens, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
                 GROUP BY step, group_id, sample_index)
             GROUP BY step) USING (step)
-        WHERE name = 'tokens' AND value <> counted""",
+        WHERE name = 'tokens' AND value IS NOT counted""",
+    "the mean total of a step is that of its attempts": f"""
+        SELECT 'step ' || step || ' has reward ' || value || ', but its attempts ' || mean
+        FROM current_metrics JOIN (
+            SELECT step, avg(reward) AS mean FROM (
+                SELECT step, reward, action_tokens, is_scheduled, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
+                GROUP BY step, group_id, sample_index)
+            WHERE reward IS NOT NULL AND action_tokens > 0 AND NOT is_scheduled GROUP BY step) USING (step)
+        WHERE name = 'reward' AND abs(value - mean) > 1e-9 * max(1, abs(mean))""",
     # The mean is over the scored attempts. Without this reward one counts as 0; if it is not known, one is left out.
     "the mean rewards of a step are those of its attempts": f"""
         WITH last AS (

@@ -66,8 +66,8 @@ def verify(folder: Path) -> VerificationReport:
         return _check_invariants(connection, files)
 
 
-_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""The errors of reading a damaged database. UnicodeDecodeError: a message of SQLite has bytes that are not UTF-8."""
+_UNREADABLE = (sqlite3.Error, ValueError)
+"""The errors of reading a damaged database. ValueError: a text is no JSON, or has bytes that are not UTF-8."""
 
 
 def _decode_text(text: bytes) -> str:

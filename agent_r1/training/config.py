@@ -59,8 +59,7 @@ class MonitorConfig(BaseModel):
 
     true_reward: str = ""
     """Name of the true reward, which measures the real goal of the run. Warn if the true reward falls while the reward
-    on which the run trains rises. Empty: the task set's metric, such as em (exact match), if its weight is 0; otherwise
-    there is no check."""
+    on which the run trains rises. Empty: em or exact_match if its weight is 0, otherwise no check."""
 
     def gap_limit(self, trainer: ProductPrecision, engine: ProductPrecision) -> float:
         """Return the limit of the log-probability gap for the precisions in which trainer and engine compute."""

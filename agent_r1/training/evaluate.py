@@ -199,7 +199,7 @@ async def make_table(
             for split, cell in cells[method.name].items()
         )
         progress.print_line(f"{method.name}: {row}" + (f"  {format_duration(left)} left" if left else ""))
-    if all(cell is None for row in cells.values() for cell in row.values()):
+    if failures and all(cell is None for row in cells.values() for cell in row.values()):
         reason, times = failures.most_common(1)[0]
         raise AgentR1Error(
             f"every attempt of the evaluation failed, {times} of {failures.total()} for this reason: {reason}"
@@ -229,6 +229,8 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     if is_run(run):
         with closing(RunReader(run)) as reader:
             names = [str(reader.config()["model"]), str(find_trained_model(run))]  # the base model, and the trained one
+        if names[0] in config.own_code:  # the trained model has the code of its base
+            config = config.model_copy(update={"own_code": (*config.own_code, *names)})
     policies = [load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in names]
     check_taskset(policies[-1], taskset, taskset.evaluation)
     engines = [placement.engine(policy, config) for policy in policies]

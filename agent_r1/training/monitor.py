@@ -185,6 +185,7 @@ START_STEPS = 5  # the mean entropy of these first steps is compared with later 
 MIN_ENTROPY_SHARE = 0.1
 MAX_CONSTANT_SHARE = 0.9
 WARN_AFTER = 5  # consecutive steps with low entropy or contrast before a warning, because single steps vary
+MAX_REWARDS = 3  # that a finding names
 MIN_CALLS = 8  # a step with fewer calls says little about them
 
 
@@ -240,7 +241,7 @@ def check_finite(metrics: Mapping[str, float], patience: int) -> Finding | None:
     return Finding("skipped_steps", text, patience)
 
 
-def describe_attempts(attempts: Sequence[Trajectory], max_tokens: int) -> str:
+def describe_attempts(attempts: Sequence[Trajectory], max_tokens: int, has_tools: bool) -> str:
     """Return what attempts did, as a hint why none taught anything: cut answers, calls, and rewards that are constant.
 
     Example: "; 14 of 16 attempts were cut at max_tokens 32; 2 had a valid call; reward right was 0 in all".
@@ -249,12 +250,12 @@ def describe_attempts(attempts: Sequence[Trajectory], max_tokens: int) -> str:
     cut = sum(one.status is Status.OUT_OF_TOKENS for one in attempts)
     if cut:
         facts.append(f"{cut} of {len(attempts)} attempts were cut (max_tokens {max_tokens})")
-    valid = sum(
-        any(result.error not in INVALID_CALL_KINDS for turn in one.turns for result in turn.results) for one in attempts
-    )
-    facts.append(f"{valid} of {len(attempts)} had a valid call")
+    if has_tools:
+        results = [[result.error for turn in one.turns for result in turn.results] for one in attempts]
+        valid = sum(any(error not in INVALID_CALL_KINDS for error in errors) for errors in results)
+        facts.append(f"{valid} of {len(attempts)} had a valid call")
     totals = [sum_rewards(one) for one in attempts if one.rewards]
-    for name in dict.fromkeys(name for total in totals for name in total):
+    for name in list(dict.fromkeys(name for total in totals for name in total))[:MAX_REWARDS]:
         if len(values := {total.get(name) for total in totals}) == 1 and (value := values.pop()) is not None:
             facts.append(f"reward {name} was {value:g} in all")
     return "".join(f"; {fact}" for fact in facts)
@@ -366,12 +367,12 @@ ERRORS = 2.0  # a change of a mean reward counts if it exceeds this number of st
 
 
 def true_reward(config: TrainConfig, rewards: Sequence[str]) -> str:
-    """Return the name of the reward that the monitor trusts: the setting, or else the metric if it has weight 0.
+    """Return the name of the reward that the monitor trusts: the setting, or else exact match if it has weight 0.
 
-    The metric is the reward that the result table shows. ``rewards`` has the names of the task set's rewards.
+    ``rewards`` has the names of the task set's rewards.
     """
-    metric = next((name for name in EXACT_MATCH_NAMES if name in rewards), next(iter(rewards), ""))
-    return config.monitor.true_reward or (metric if config.reward_weights.get(metric) == 0 else "")
+    unused = [name for name in EXACT_MATCH_NAMES if name in rewards and config.reward_weights.get(name) == 0]
+    return config.monitor.true_reward or next(iter(unused), "")
 
 
 def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str, float]:
@@ -481,7 +482,7 @@ class HealthMonitor:
             check_finite(metrics, self._limits.patience),
             check_logprob_gap(metrics, self._gap_limit, self._limits.patience),
             check_calls(attempts, self._tools),
-            check_contrast(update, describe_attempts(attempts, self._config.max_tokens) + read),
+            check_contrast(update, describe_attempts(attempts, self._config.max_tokens, bool(self._tools)) + read),
             check_entropy(entropy, starts),
             check_memory(update.micro_tokens, self._config.trainer.micro_tokens),
             None if state.hacking_warned else check_reward_hacking(proxies),

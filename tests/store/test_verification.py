@@ -222,9 +222,18 @@ BROKEN: dict[str, list[Break]] = {
         sql(f"UPDATE attempts SET version = 2 WHERE id = {the(3, 0, 2)}"),
     ],
     "the statuses of a step are those of its attempts": [
-        sql("INSERT INTO metrics VALUES (999, 1, 1, 'out_of_turns', 3, 1)")
+        sql("INSERT INTO metrics VALUES (999, 1, 1, 'out_of_turns', 3, 1)"),
+        sql("INSERT INTO metrics VALUES (999, 1, 1, 'out_of_turns', NULL, 1)"),
+        sql("INSERT INTO metrics VALUES (999, 1, 1, 'engine_failed', 5, 1)"),
     ],
     "the tokens of a step are those of its attempts": [sql("INSERT INTO metrics VALUES (999, 1, 1, 'tokens', 11, 1)")],
+    "the mean total of a step is that of its attempts": [
+        sql(
+            "DELETE FROM rewards WHERE name <> 'exact_match'",
+            "UPDATE outcomes SET reward = (SELECT value FROM rewards WHERE attempt_id = outcomes.attempt_id)",
+            "INSERT INTO metrics VALUES (999, 1, 1, 'reward', 9, 1)",
+        )
+    ],
     "the mean rewards of a step are those of its attempts": [
         sql("INSERT INTO metrics VALUES (999, 1, 1, 'reward/exact_match', 1.6, 1)")
     ],
