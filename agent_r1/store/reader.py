@@ -552,12 +552,14 @@ def read_results(reader: RunReader, kind: ResultKind) -> Iterator[Any]:
 
 def read_tools(reader: RunReader) -> list[dict[str, Any]]:
     """Return the tools of the training environment, in the OpenAI format; [] if the run did not record its tools."""
-    return next(reversed([*read_results(reader, "tools")]), [])  # the tools of the last segment
+    tools: list[list[dict[str, Any]]] = list(read_results(reader, "tools"))
+    return tools[-1] if tools else []  # the tools of the last segment
 
 
 def read_hardware(reader: RunReader) -> Mapping[str, Any]:
     """Return the hardware of the last start or resumption of a run; {} if it was not recorded."""
-    return next(reversed([*read_results(reader, "hardware")]), {})
+    found = list(read_results(reader, "hardware"))
+    return found[-1] if found else {}
 
 
 def read_file(reader: RunReader) -> Path | None:

@@ -522,7 +522,7 @@ class HealthMonitor:
             elif streak >= finding.warn_after:
                 times = self.state.warnings.get(finding.check, 0) + 1 if finding.check in self.state.streaks else 1
                 self.state = replace(self.state, warnings={**self.state.warnings, finding.check: times})
-                if str(times).strip("0") == "1":  # a power of ten
+                if times in (1, 10, 100, 1000):
                     again = f" (in {times} steps so far)" if times > 1 else ""
                     await self._recorder.record(LogEvent("warning", f"{finding}{again}"))
                     _log.warning("%s%s", finding, again)
