@@ -98,7 +98,16 @@ def step_events(step: int, text: str) -> list[Event]:
     )
     fates = [AttemptFate(t.attempt, "trained", step, credit=t.attempt.sample_index - 5) for t in trajectories[:11]]
     metrics = {"reward": step / 4, "reward/em": step / 8, "entropy": math.nan if step == 2 else 1 / step}
-    validation = {"step": step, "split": "dev", "em": step / 4, "f1": 0.5, "n": 20, "low": 0.1, "high": 0.9}
+    validation = {
+        "step": step,
+        "split": "dev",
+        "measure": "exact match",
+        "em": step / 4,
+        "f1": 0.5,
+        "n": 20,
+        "low": 0.1,
+        "high": 0.9,
+    }
     return [
         *(AttemptStarted(t.attempt, "train", step - 1) for t in trajectories),
         *map(AttemptFinished, trajectories),

@@ -113,9 +113,12 @@ def write_run(folder: Path, steps: int, learning_rate: float = 1e-6, complete: b
         record_all(writer, [LogEvent("warning", "gradient_spike: the gradient norm is far above the recent median")])
         if complete:
             cell = {"em": 0.5, "f1": 0.6, "n": 200, "low": 0.43, "high": 0.57}
-            validation = {"step": 6, "split": "validation", **cell}
+            validation = {"step": 6, "split": "validation", "measure": "exact match", **cell}
             table = {"naive-rag": {"style-a": cell}, "trained": {"style-a": cell, "style-b": {**cell, "em": 0.9}}}
-            results = [result_event("validation", validation), result_event("table", {"table": table})]
+            results = [
+                result_event("validation", validation),
+                result_event("table", {"measure": "exact match", "table": table}),
+            ]
             record_all(writer, [*results, LogEvent("completed", f"{steps} steps in 12.0 s")])
         else:
             record_all(writer, [AttemptStarted(AttemptId(folder.name, "style-a/99", 99, 0), "train", steps)])

@@ -222,7 +222,8 @@ def _with_interval(validation: Validation) -> str:
 
 def _results(report: RunReport) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_row(Text("Results", "bold"), *(safe(split, "dim") for split in report.splits))
+    heading = Text.assemble(("Results", "bold"), (f"  {visible(report.measure)}", "dim"))
+    grid.add_row(heading, *(safe(split, "dim") for split in report.splits))
     for method, cells in report.table.items():
         values = (f"{cells[split]['em']:z.3f}" if split in cells else "" for split in report.splits)
         grid.add_row(safe(f"  {method}"), *values)

@@ -259,7 +259,9 @@ class CheckpointManager:
             await self._recorder.record(LogEvent("warning", text))
             _log.warning("%s", text)
             return {}
-        await self._recorder.record(result_event("validation", {"step": step, "split": split, **asdict(cell)}))
+        measure = next(result.measure for result in results if result.failure is None)
+        data = {"step": step, "split": split, "measure": measure, **asdict(cell)}
+        await self._recorder.record(result_event("validation", data))
         if self._progress.best is None or cell.em >= self._progress.best.em:
             self._progress = replace(self._progress, best=BestStep(step, cell.em))
             self._best_weights = await run_in_thread(copy_weights, self._policy.model)

@@ -137,7 +137,8 @@ def normal_interval(values: Sequence[float]) -> tuple[float, float]:
 def table_json(table: Table) -> dict[str, Any]:
     """Return the JSON output of ``agent-r1 eval``: {method: {split: values}}, and ``retrieval`` {split: measures}."""
     cells = {method: {split: _cell_json(cell) for split, cell in row.items()} for method, row in table.cells.items()}
-    data: dict[str, Any] = {"table": cells, "retrieval": {split: dict(some) for split, some in table.retrieval.items()}}
+    retrieval = {split: dict(some) for split, some in table.retrieval.items()}
+    data: dict[str, Any] = {"measure": table.measure, "table": cells, "retrieval": retrieval}
     if table.measures:
         data["measures"] = {
             method: {split: dict(some) for split, some in row.items()} for method, row in table.measures.items()

@@ -154,6 +154,7 @@ class RunReport:
     validations: tuple[Validation, ...]  # in the order of steps
     # the cells of the result table at the end of the run: ``table[method][split]``. {} if there is none
     table: Mapping[str, Mapping[str, Mapping[str, float]]]
+    measure: str  # what the numbers of the table measure: "exact match", or a reward
     curves: Curves  # the values by step of each metric and timing
     file: Path | None  # the Python file that defines the task set, if any
     hardware: Mapping[str, Any]  # of the last start or resumption; {} if not recorded
@@ -225,7 +226,7 @@ class RunReport:
 def read_report(name: str, folder: Path, reader: RunReader, defaults: Mapping[str, Any]) -> RunReport:
     """Return the report of the run in ``folder``. ``defaults`` holds the default of each setting by dotted key."""
     curves = read_curves(reader)
-    config = flatten(reader.config())
+    config, (measure, table) = flatten(reader.config()), _read_table(reader)
     return RunReport(
         summary=summarize_reader(name, folder, reader),
         config=config,
@@ -239,7 +240,8 @@ def read_report(name: str, folder: Path, reader: RunReader, defaults: Mapping[st
         fates=reader.count_fates(),
         statuses=reader.count_statuses(),
         validations=tuple(_validations(reader, curves)),
-        table=_read_table(reader),
+        table=table,
+        measure=measure,
         curves=curves,
         file=read_file(reader),
         hardware=read_hardware(reader),
@@ -276,15 +278,16 @@ def _validations(reader: RunReader, curves: Curves) -> Iterator[Validation]:
         yield Validation(step, em, *bounds.get(step, (None, None)))
 
 
-def _read_table(reader: RunReader) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+def _read_table(reader: RunReader) -> tuple[str, Mapping[str, Mapping[str, Mapping[str, float]]]]:
+    # What the numbers measure, and table[method][split], without the splits in which every attempt failed.
     try:
-        tables = [result["table"] for result in read_results(reader, "table")]
-        return {
-            method: {split: {key: float(cell[key]) for key in ("em", "low", "high")} for split, cell in cells.items()}
-            for method, cells in (tables[-1] if tables else {}).items()
+        result = ({"measure": "", "table": {}}, *read_results(reader, "table"))[-1]
+        return str(result["measure"]), {
+            method: {split: {key: float(cell[key]) for key in ("em", "low", "high")} for split, cell in cells if cell}
+            for method, cells in ((method, row.items()) for method, row in result["table"].items())
         }
     except _DAMAGE:
-        return {}
+        return "", {}
 
 
 SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware"})
@@ -298,8 +301,8 @@ def _readable(event: LogEvent) -> LogEvent:
         return event
     try:
         data = json.loads(event.detail)
-        text = f"step {data['step']}, {data['split']}: exact match {interval(data)}, F1 {number(data['f1'])}"
-        return LogEvent(event.kind, f"{text}, {data['n']} questions")
+        text = f"step {data['step']}, {data['split']}: {data['measure']} {interval(data)}, {data['n']} questions"
+        return LogEvent(event.kind, text)
     except _DAMAGE:
         return event
 

@@ -83,7 +83,7 @@ def test_the_json_has_the_documented_shape() -> None:
     assert (data["run"], data["train_seconds"], data["steps"]) == ("runs/demo", 3.5, 12)
     cell = {"one": 0.25, "low": 0.2, "high": 0.3, "any": 0.75, "majority": 0.5, "likeliest": 0.4}
     assert data["pass_at_k"] == {"k": 16, "attempts": 32, "cells": {"style-a": cell}}
-    assert set(table_json(TABLE)) == {"table", "retrieval"}
+    assert set(table_json(TABLE)) == {"measure", "table", "retrieval"}
 
 
 def test_the_table_fits_a_terminal_and_shows_every_cell() -> None:

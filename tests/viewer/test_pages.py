@@ -131,7 +131,7 @@ def test_a_run_page_shows_settings_that_differ_warnings_and_counts(client: httpx
 
 def test_a_run_page_shows_validations_and_the_final_table(client: httpx.Client) -> None:
     text = plain(client.get("/run/alba"))
-    assert "validation step 6, validation: exact match 0.5 (0.43 to 0.57), F1 0.6, 200 questions" in text
+    assert "validation step 6, validation: exact match 0.5 (0.43 to 0.57), 200 questions" in text
     assert "Method style-a style-b naive-rag 0.5 (0.43 to 0.57) trained 0.5 (0.43 to 0.57) 0.9 (0.43 to 0.57)" in text
     assert "Final table" not in plain(client.get("/run/bruno"))
 
