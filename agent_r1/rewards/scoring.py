@@ -9,7 +9,6 @@ import math
 import random
 import re
 import string
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,46 +17,45 @@ from numbers import Real
 from statistics import fmean
 from typing import Any, assert_never
 
+import regex
+
 from agent_r1.core.environment import ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
+from agent_r1.core.text import fold
 from agent_r1.core.trajectory import RewardValue, Scorer, Scores, Trajectory, Unscored
 from agent_r1.sandbox.sandbox import sandbox_level
-from agent_r1.tools.execution import (
-    DEFAULT_TIMEOUT,
-    CallFailure,
-    CallTimeout,
-    ReturnValue,
-    run_with_timeout,
-)
+from agent_r1.tools.execution import DEFAULT_TIMEOUT, CallFailure, CallTimeout, ReturnValue, run_with_timeout
 from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_MARKS = str.maketrans("", "", "™®©℠")
-_WRITTEN_APART = ((re.compile(r"(?<=\d)(?=[⁰¹²³⁴-⁹])"), "^"), (re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])"), " "))
+# Applied before and after Unicode is normalized, which makes "TM" of the trademark, and a fraction slash of a half.
+_PLAIN = str.maketrans(
+    dict.fromkeys("™®©℠", "")
+    | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+    | dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u00b4", "'")
+    | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb\u2039\u203a\u2033", '"')
+    | {"、": ",", "。": ".", "\u2044": "/", "≤": "<=", "≥": ">=", "≠": "!="}
+    | {fraction: f" {fraction}" for fraction in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+)
+_EXPONENT = regex.compile(r"(?<=\d)(?=[⁰¹²³⁴-⁻])")
+_QUOTED = regex.compile(r"""(?<!\w)(["'`*_]{1,3})(?=\S)(.{1,300}?)\1(?!\w)""")
 _ONE_FORM = (
-    (re.compile(r"(?<=\d)\s*(?:%|per ?cent\b)"), "%"),
-    (re.compile(r"(?<=\d)\s+-\s+(?=\d)"), "-"),
-    (re.compile(r"(?<![\w.])\.(?=\d)"), "0."),
-    (re.compile(r"(?<=\d),(?!\d{3}(?!\d))(?=\d)"), " "),
-    # Not in "A, B", "A+" and "Vitamin A", where the letter is a name.
-    (re.compile(r"""(?<![^\s"'*_(\[])(?:a|an|the)["'*_)]*\s+(?=\S)"""), ""),
+    (r"""(?<=\d),(?=\d{3}(?!\d))|(?<=\d)'(?=s\b)|(?<='\d\d?)\"""", ""),  # 1,000 and 1990's and 5'11"
+    (r"(?<=\d),(?=\d)", " "),
+    (r"(?<=\d) ?(?:%|per ?cent\b)", "%"),
+    (r"(?<=\d) - (?=\d)|^- (?=[^\w\s]*\d)", "-"),
+    (r"(?<![\w.])\.(?=\d)", "0."),
+    (r"(?<!\w)-(\p{Sc})", r"\1-"),
+    (r"[<>=]+|!=", r" \g<0> "),
 )
-_MEANINGFUL = re.compile(
-    r"""(?<=\d)[-.:/^*'](?=\d)     # 1.5, 1/2, 12:30, 1939-1945, 5'11
-    | (?<![\w)])-(?=[$]?\.?\d)    # -5
-    | (?<=\d)%
-    | (?<=\w)\++ | (?<=[^\W\d_])\#  # C++, C#, A+, 18+
-    | (?:(?<=\b[a-z])|(?<=\b[a-z]{2}))-(?![\w-])  # A-, Cl-
-    | (?<!\w)[<>]=?(?=\s*-?\.?\d)  # <5
-    """,
-    re.VERBOSE,
-)
+_VISIBLE = regex.compile(r"[^\p{P}$]")
+_EXACT = regex.compile(r"\d|^\P{L}*$")
+_LOST = regex.compile(r"(^-|(?<=\w)[+#]+|(?<=^\p{L})\*|(?<=^\p{L}{1,2})-(?![\w-]))|[\p{P}$+^`|~]")
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
-
 
 Normalization = Callable[[str], str]
 """A rule that gives equal answers the same text: :func:`normalize`, or :func:`benchmark_normalize`."""
@@ -97,11 +95,7 @@ def gated_exact_match(trajectory: Trajectory, task: Task) -> float:
 
 def final_answer(trajectory: Trajectory) -> str | None:
     """Return the answer in :func:`final_text`, or None. Of a text of an agent program, the tags can be left out."""
-    text = final_text(trajectory)
-    if text is None:
-        return None
-    whole_text = None if trajectory.answer is None else text.strip() or None
-    return extract_answer(text) or whole_text
+    return extract_answer(final_text(trajectory) or "") or (trajectory.answer or "").strip() or None
 
 
 def final_text(trajectory: Trajectory) -> str | None:
@@ -136,35 +130,27 @@ def extract_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case and in one form of Unicode, without punctuation and articles, with single spaces.
+    """Return the text in lower case and in one form of Unicode, without articles, with single spaces.
 
-    What carries meaning stays: sign, point, slash and percent of numbers, and "+" and "#" after letters, as in "C++".
-    If nothing else is left, all punctuation stays.
+    Words lose their punctuation, except "+" and "#" as in "C++", and signs of a single letter as in "A-". Numbers and
+    formulas keep it, except around them. An "a" is an article at the start alone. If nothing is left, all stays.
 
     Example:
-        >>> normalize("The “Louvre”, Paris"), normalize("-1.50 %"), normalize("C++!"), normalize("!!!")
+        >>> normalize("The “Louvre”, Paris"), normalize("(-1.50 %)."), normalize("C++!"), normalize("!!!")
         ('louvre paris', '-1.50%', 'c++', '!!!')
     """
-    text = text.translate(_MARKS)
-    for pattern, written in _WRITTEN_APART:  # before NFKC, which makes "102" of "10²"
-        text = pattern.sub(written, text)
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    text = text.replace("\N{FRACTION SLASH}", "/")
-    plain = " ".join("".join(map(_as_ascii_punctuation, text)).split())
+    plain = " ".join(fold(_EXPONENT.sub("^", text.translate(_PLAIN))).translate(_PLAIN).split())
+    plain = _QUOTED.sub(r"\2", _QUOTED.sub(r"\2", plain))
     for pattern, written in _ONE_FORM:
-        plain = pattern.sub(written, plain)
-    kept = {found.start() + i for found in _MEANINGFUL.finditer(plain) for i in range(len(found[0]))}
-    plain = "".join(c for i, c in enumerate(plain) if c not in string.punctuation or i in kept)
-    return " ".join((plain if plain.strip() else text).split())
-
-
-def _as_ascii_punctuation(character: str) -> str:
-    category = unicodedata.category(character)
-    if category == "Cf":  # such as a zero-width space
-        return ""
-    if category == "Pd" or character == "\N{MINUS SIGN}":
-        return "-"
-    return '"' if category[0] == "P" and character > "\x7f" and character != "‰" else character
+        plain = regex.sub(pattern, written, plain)
+    opened = (token.lstrip("\"'([{*_`$¿¡") for token in plain.split())
+    tokens = [token for token in opened if _VISIBLE.search(token)]
+    words = [
+        token.rstrip(")]}$.,;:!?") if _EXACT.search(token) else _LOST.sub(r"\1", token)
+        for index, token in enumerate(tokens)
+        if token not in (("an", "the") if index else ("a", "an", "the")) or index == len(tokens) - 1
+    ]
+    return " ".join(words or fold(text).split())
 
 
 def benchmark_normalize(text: str) -> str:
@@ -221,9 +207,11 @@ BENCHMARK_REWARDS: Mapping[str, RewardFunction] = {
 }
 """The scores that are reported for question answering benchmarks, by the rule of their scripts."""
 
-
-FOREIGN_PARAMETERS = frozenset({"completions", "completion", "prompts", "data_source", "solution_str"})
-"""Parameters of reward functions of other frameworks, which are called with lists of texts or with one text."""
+# Parameters of reward functions of other frameworks, which are called with lists of texts or with one text.
+_FOREIGN_PARAMETERS = {
+    *("completions", "completion", "prompts", "prompt", "data_source", "solution_str", "response", "responses"),
+    *("output", "outputs", "solution", "ground_truth", "answer", "target", "state", "info"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +229,14 @@ class FunctionScorer:
     def __post_init__(self) -> None:
         for name, function in self.functions.items():
             try:
-                parameters = inspect.signature(function)
-                parameters.bind("trajectory", "task")
-                is_other = not FOREIGN_PARAMETERS.isdisjoint(parameters.parameters)
+                signature = inspect.signature(function)
             except ValueError:  # a builtin without a signature
                 continue
-            except TypeError:
-                is_other = True
-            if is_other:
+            except TypeError as error:
+                raise InvalidInput(f"reward {name}", got=repr(function), do="give a function") from error
+            if _is_foreign(signature):
                 do = "write def f(trajectory, task), called for one attempt: final_answer(trajectory), task.data[..]"
-                raise InvalidInput(f"reward {name}", got=f"a function with the parameters {parameters}", do=do)
+                raise InvalidInput(f"reward {name}", got=f"a function with the parameters {signature}", do=do)
 
     @property
     def sandbox(self) -> str | None:
@@ -282,6 +268,16 @@ class FunctionScorer:
             for key, value in named.items():
                 scores[key] = Unscored("two functions return it") if key in scores else _score(value)
         return scores
+
+
+def _is_foreign(signature: inspect.Signature) -> bool:
+    positional = (name for name, p in signature.parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD)
+    first, second = (*positional, "", "")[:2]
+    try:
+        signature.bind("trajectory", "task")
+    except TypeError:
+        return True
+    return first == "task" or second == "trajectory" or not _FOREIGN_PARAMETERS.isdisjoint((first, second))
 
 
 def functions_by_name(functions: Iterable[RewardFunction]) -> Mapping[str, RewardFunction]:

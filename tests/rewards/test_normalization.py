@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import string
+import sys
 import unicodedata
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import regex
 from hypothesis import given, strategies as st
 
+from agent_r1.core.text import fold
 from agent_r1.rewards.scoring import (
     benchmark_normalize,
     exact_match_score,
@@ -85,15 +88,21 @@ def test_answers_are_equal_as_a_reader_would_judge() -> None:
     )
 
 
+def test_invisible_characters_are_those_that_unicode_says_are_ignored() -> None:
+    characters = map(chr, range(sys.maxunicode + 1))
+    hidden = [character for character in characters if not fold(character)]
+    assert hidden == regex.findall(r"\p{Default_Ignorable_Code_Point}", "".join(map(chr, range(sys.maxunicode + 1))))
+
+
 @given(phrases | st.text(max_size=20))
 def test_normalization_ignores_case_and_composition_and_leaves_no_text_empty(text: str) -> None:
     assert normalize(unicodedata.normalize("NFD", text)) == normalize(unicodedata.normalize("NFC", text))
-    assert bool(normalize(text)) or not text.strip()
+    assert bool(normalize(text)) or not fold(text).strip()
 
 
 @given(st.text(string.ascii_letters + " .,!?", max_size=30))
 def test_words_are_compared_as_in_the_benchmarks(text: str) -> None:
-    # apart from articles before punctuation or at the end, and texts of which nothing is left
+    # apart from articles before punctuation or at the end, an "a" inside, and texts of which nothing is left
     words = [word for word in text.split() if benchmark_normalize(word)]
     assert normalize(f"{' '.join(words)} end") == benchmark_normalize(f"{' '.join(words)} end")
 

@@ -166,6 +166,12 @@ def test_a_function_that_raises_is_reported_with_its_file_and_line() -> None:
         lambda data_source, solution_str, ground_truth, extra_info=None: 1.0,
         lambda text: 1.0,
         lambda trajectory, task, gold: 1.0,
+        lambda task, trajectory: 1.0,
+        lambda response, label: 1.0,
+        lambda output, target: 1.0,
+        lambda state, info: 1.0,
+        lambda solution, ground_truth: 1.0,
+        lambda trajectory, answer: 1.0,
     ],
 )
 def test_a_reward_function_with_other_parameters_is_refused_before_it_is_called(function: Any) -> None:
@@ -175,3 +181,10 @@ def test_a_reward_function_with_other_parameters_is_refused_before_it_is_called(
 
 def test_a_reward_function_can_name_its_parameters_as_it_likes_and_have_more_with_defaults() -> None:
     FunctionScorer({"own": lambda t, _, scale=2.0: scale, "any": lambda *args, **more: 1.0, "builtin": max})
+    FunctionScorer({"own": lambda trajectory, task, completions=None: 1.0, "named": lambda *two, answer="": 1.0})
+
+
+@pytest.mark.parametrize("value", [None, "text", 1.0])
+def test_a_reward_that_is_no_function_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"reward x: got {value!r}; give a function"):
+        FunctionScorer({"x": value})
