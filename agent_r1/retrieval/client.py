@@ -94,8 +94,13 @@ class RemoteRetriever:
     def search(self, queries: Sequence[str], k: int = TOP_K) -> Found:
         found: Found = []
         for start in range(0, len(queries), MAX_QUERIES):
-            some = [_valid(query) for query in queries[start : start + MAX_QUERIES]]
-            reply = self._reply(self._request("POST", "/search/batch", {"queries": some, "k": k}))
+            # with "?" for lone surrogates, which a model can write but UTF-8 cannot encode
+            some = [query.encode("utf-8", "replace").decode() for query in queries[start : start + MAX_QUERIES]]
+            response = self._request("POST", "/search/batch", {"queries": some, "k": k})
+            try:
+                reply = BatchResponse.model_validate_json(response.content)
+            except ValidationError as error:
+                raise RetrievalError(f"{self._address} returned something other than passages") from error
             if len(reply.results) != len(some):
                 raise RetrievalError(f"{self._address} answered {len(reply.results)} of {len(some)} queries")
             found += [tuple(Passage(each.title, each.text) for each in result) for result in reply.results]
@@ -107,12 +112,6 @@ class RemoteRetriever:
             return Health.model_validate_json(self._request("GET", "/health", None).content)
         except ValidationError as error:
             raise RetrievalError(f"{self._address} is not a retrieval server") from error
-
-    def _reply(self, response: httpx.Response) -> BatchResponse:
-        try:
-            return BatchResponse.model_validate_json(response.content)
-        except ValidationError as error:
-            raise RetrievalError(f"{self._address} returned something other than passages") from error
 
     def _request(self, method: str, path: str, payload: Any) -> httpx.Response:
         body = None if payload is None else json.dumps(payload).encode()
@@ -145,11 +144,6 @@ def open_remote(address: str) -> RemoteRetriever:
         do = f"start one there with agent-r1 retriever ({error})"
         raise InvalidInput("retrieval server", got=address, do=do) from error
     return remote
-
-
-def _valid(query: str) -> str:
-    # Return the query with ``?`` instead of lone surrogates, which a model can write but UTF-8 cannot encode.
-    return query.encode("utf-8", "replace").decode("utf-8")
 
 
 ADDRESSES = ("http://", "https://")

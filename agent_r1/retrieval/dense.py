@@ -61,9 +61,8 @@ class FaissVectors:
 
     def nearest(self, queries: np.ndarray, k: int) -> list[list[int]]:
         _, numbers = self._index.search(queries, k)
-        return [
-            [number for number in row if number >= 0] for row in numbers.tolist()
-        ]  # faiss fills the row with -1 if it finds fewer than k vectors
+        # faiss fills the row with -1 if it finds fewer than k vectors
+        return [[number for number in row if number >= 0] for row in numbers.tolist()]
 
 
 def build_faiss(matrix: np.ndarray, factory: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.files import build_once, read_records
 from agent_r1.core.messages import Text, ToolResult
 from agent_r1.core.task import Task
+from agent_r1.core.text import fold
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
@@ -78,27 +78,29 @@ class RetrievalError(AgentR1Error):
     """Raised if a retriever is not available. The message is one line."""
 
 
-# Words as a whole such as AT&T; single characters, except the s of Bruno's; and the ++ of C++.
-_WORD = regex.compile(r"\w\w+(?:&\w+)*|(?<!\w['\u2019])\w(?:&\w+)*|(?<=\w)[+#]+")
+# Words; single characters, except the s of Bruno's; the ++ of C++; and names such as AT&T, beside their parts.
+_WORD = regex.compile(r"\w\w+|(?<!\w['\u2019])\w|(?<=\w)[+#]+")
+_SHORT_NAME = regex.compile(r"(?<![\w&])\w{1,2}(?:&\w{1,2})+(?![\w&])")
 # The words of scripts without spaces are single characters, with their marks, and pairs of neighbors.
 _SPACELESS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
 _CHARACTER = regex.compile(_SPACELESS)
 _PAIR = regex.compile(rf"(?!\p{{M}}){_SPACELESS}{_SPACELESS}")
-_INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 _STOP_WORDS = frozenset(STOPWORDS_EN)
 
 
-def _normalize(text: str) -> str:
-    # Equal for texts that a reader takes for equal: composed and decomposed letters, wide letters, ligatures, capitals.
-    return text.lower() if text.isascii() else _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
-
-
 def _words(text: str) -> list[str]:
-    normal = _normalize(text)
-    spaced, pairs = normal, []
-    if not normal.isascii():
-        spaced, pairs = _CHARACTER.sub(r" \g<0> ", normal), _PAIR.findall(normal, overlapped=True)
-    return [word for word in _WORD.findall(spaced) if word not in _STOP_WORDS] + pairs
+    folded = fold(text)
+    words = [word for word in _split(folded) if word not in _STOP_WORDS] + _SHORT_NAME.findall(folded)
+    return words if folded.isascii() else words + _PAIR.findall(folded, overlapped=True)
+
+
+def _split(folded: str) -> list[str]:
+    return _WORD.findall(folded if folded.isascii() else _CHARACTER.sub(r" \g<0> ", folded))
+
+
+def _title_key(text: str) -> str:
+    folded = fold(text)  # stop words are words of a title, and punctuation is if it is all
+    return " ".join(_split(folded) or folded.split())
 
 
 class BM25Index:
@@ -138,10 +140,6 @@ class BM25Index:
         threshold = np.partition(scores, -k)[-k]
         found = np.flatnonzero((scores >= threshold) & (scores > 0))
         return found[np.argsort(-scores[found], kind="stable")][:k].tolist()
-
-
-def _title_key(text: str) -> str:
-    return " ".join(_normalize(text).split())
 
 
 FORMAT = 1
@@ -190,17 +188,14 @@ def search_tool(retriever: Retriever, k: int = TOP_K) -> Tool:
     batch fail.
     """
 
-    def search_many(calls: list[dict[str, Any]]) -> list[ToolResult]:
-        return _search(retriever, [call["query"] for call in calls], k)
-
-    @tool(batch=search_many)
+    @tool(batch=lambda calls: _search(retriever, [call["query"] for call in calls], k))
     def search(query: str) -> ToolResult:
         """Search an encyclopedia. Returns the passages that match the query best.
 
         Args:
             query: what to look for, in a few words.
         """
-        return search_many([{"query": query}])[0]
+        return _search(retriever, [query], k)[0]
 
     return search
 
@@ -233,18 +228,14 @@ def _search(retriever: Retriever, queries: list[str], k: int) -> list[ToolResult
         found = retriever.search(queries, k)
     except RetrievalError as error:
         return [error_result(ToolErrorKind.RAISED, f"search failed: {error}")] * len(queries)
-    return [_result(passages) for passages in found]
+    titles = [tuple(passage.title for passage in passages) for passages in found]
+    return [ToolResult((Text(render(each)),), ok=True, data=data) for each, data in zip(found, titles, strict=True)]
 
 
 def _with_question(result: ToolResult, task: Task) -> ToolResult:
     if not result.ok:
         return result
     return replace(result, parts=(*result.parts, Text(f"\n\n{task.messages[-1].text}")))
-
-
-def _result(found: Sequence[Passage]) -> ToolResult:
-    titles = tuple(passage.title for passage in found)
-    return ToolResult((Text(render(found)),), ok=True, data=titles)
 
 
 def render(passages: Sequence[Passage]) -> str:

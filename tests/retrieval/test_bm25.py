@@ -135,6 +135,13 @@ NAMES = tuple(
         "The Who": "a band of London",
         "It": "a novel of King",
         "!!!": "a band of Sacramento",
+        "Home of Procter&Gamble": "soap",
+        "Q3": "tea&coffee in one cup",
+        "Address": "see ?a=1&b=2",
+        "The The": "a band of Johnson",
+        "To be, or not to be": "a speech",
+        "İzmir": "a port",
+        "❤️": "a sign",
     }.items()
 )
 
@@ -161,6 +168,17 @@ NAMES = tuple(
         ("It", "It"),
         ("it ", "It"),
         ("!!!", "!!!"),
+        ("Procter Gamble", "Home of Procter&Gamble"),
+        ("Procter & Gamble", "Home of Procter&Gamble"),
+        ("coffee", "Q3"),
+        ("b", "Address"),
+        ("AT & T", "AT&T"),
+        ("AT and T", "AT&T"),
+        ('"It"', "It"),
+        ("The The!", "The The"),
+        ("To be or not to be?", "To be, or not to be"),
+        ("izmir", "İzmir"),
+        ("❤", "❤️"),
     ],
 )
 def test_every_word_that_a_reader_sees_is_found(query: str, title: str) -> None:
