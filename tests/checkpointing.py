@@ -35,7 +35,9 @@ def monitor_state_of(step: int) -> MonitorState:
     """Return a monitor state with a value in every field."""
     failed = FailureRecord(AttemptId("run", "task", step, 1, 2), "reward_failed", "OSError: gone")
     proxies = ((0.1 + 0.2, math.inf),)
-    return MonitorState((None, failed), {"t": (failed, None)}, {"logprob_gap": step}, (0.1,), (0.2,), proxies, 3, True)
+    return MonitorState(
+        (None, failed), {"t": (failed, None)}, {"logprob_gap": step}, (0.1,), (0.2,), proxies, 3, True, {"calls": step}
+    )
 
 
 class Crash(BaseException):

@@ -106,14 +106,14 @@ class MonitorState:
     calls: Mapping[str, tuple[FailureRecord | None, ...]] = field(default_factory=dict)
     # the number of consecutive steps with a finding, by the name of the check
     streaks: Mapping[str, int] = field(default_factory=dict)
-    # the number of steps in which the check warned or would have warned again, by the name of the check
-    warnings: Mapping[str, int] = field(default_factory=dict)
     start_entropies: tuple[float, ...] = ()  # the entropies of the first steps
     rewards: tuple[float, ...] = ()  # the mean rewards of the recent steps
     # (mean return, mean true reward) of each recent step; () without the setting ``monitor.true_reward``
     proxies: tuple[tuple[float, float], ...] = ()
     validation_warned: int = 0  # the step of the best validation at the last warning that validation falls; 0 before it
     hacking_warned: bool = False
+    # the number of steps in which the check warned or would have warned again, by the name of the check
+    warnings: Mapping[str, int] = field(default_factory=dict)
 
 
 def record_group(state: MonitorState, group: Group, excluded: Sequence[Excluded], window: int) -> MonitorState:
