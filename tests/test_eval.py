@@ -113,6 +113,8 @@ def test_an_evaluation_reads_the_settings_of_a_file(run: Run, model: str, tmp_pa
         'taskset = "hotpotqa"\ndata = "g.json"\n[trainer]\nlearning_rate = 1e-3\n', "utf-8"
     )
     assert evaluated(run, "--config", "run.toml", "--model", model) == {"all": 40}
-    (tmp_path / "eval.toml").write_text(f'taskset = "hotpotqa"\ndata = "g.json"\nmodel = "{model}"\nevaluate_n = 3\n', "utf-8")
+    (tmp_path / "eval.toml").write_text(
+        f'taskset = "hotpotqa"\ndata = "g.json"\nmodel = "{model}"\nevaluate_n = 3\n', "utf-8"
+    )
     code, data, err = run("eval", "--config", "eval.toml", "--max_tokens", "2", "--methods", "base-tool-call", "--json")
     assert code == 0 and data["table"]["base-tool-call"]["all"]["n"] == 3, err

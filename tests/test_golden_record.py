@@ -42,7 +42,7 @@ SHORT: Mapping[str, Any] = {
 
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"algorithm": "grpo"},
-    "ppo": {"algorithm": "ppo"},
+    "ppo": {"algorithm": "ppo", "algorithm.advantage.lam": 1.0},
     "gspo": {"algorithm": "gspo", "trainer.minibatches": 2},
     "dapo with refill": {"algorithm": "dapo", "group_size": 2},
     "summary context": {"group_size": 8, "context_policy.name": "summary", "context_policy.keep_turns": 1},

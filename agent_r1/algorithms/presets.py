@@ -309,7 +309,7 @@ PPO = Algorithm(
     name="ppo",
     paper="1707.06347",
     deviations="no entropy bonus; value clip 0.5; dual clip 3, as in verl",
-    advantage=TokenGae(),
+    advantage=TokenGae(lam=0.95),
 )
 PPO_TURN = Algorithm(
     name="ppo-turn",
