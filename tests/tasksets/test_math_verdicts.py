@@ -114,6 +114,10 @@ def test_pairs_of_answers_are_equal_as_a_reader_would_judge(verdict: str, checke
     ("question", "gold", "copied"),
     [
         (r"Write $\sqrt{242}$ in simplest form.", r"11\sqrt2", r"\sqrt{242}"),
+        (r"Write $\sqrt{242}$ in simplest form.", r"11\sqrt2", r"\sqrt{242}+0"),
+        (r"Write $\sqrt{242}$ in simplest form.", r"11\sqrt2", r"\frac{3\sqrt{242}}{3}"),
+        (r"Add $\sqrt{50}$ and $\sqrt8$.", r"7\sqrt{2}", r"\sqrt{50}+\sqrt8"),
+        (r"Factor $ab+5b+2a+10$.", "(a+5)(b+2)", "ab+5b+2a+10+0"),
         (r"Factor $ab+5b+2a+10$.", "(a+5)(b+2)", "ab+5b+2a+10"),
         (r"Simplify \[(-k + 4) + (-2 + 3k).\]", "2k+2", "(-k+4)+(-2+3k)"),
         (r"Write $\frac{3}{20}$ as a decimal.", "0.15", r"\frac{3}{20}"),
@@ -134,6 +138,19 @@ def test_an_expression_copied_from_the_question_is_wrong(
 def test_the_gold_answer_may_occur_in_the_question(checker: AnswerChecker) -> None:
     assert verdicts(checker, [("5", "5.0"), ("5", "x=5")], "Which of $5$ and $6$ is odd?")["5", "5.0"].correct is True
     assert copied_expressions("Which of $5$ and $6$ is odd?", "5") == ("6",)
+
+
+def test_an_expression_of_the_question_that_the_gold_answer_contains_may_be_used(checker: AnswerChecker) -> None:
+    pair = r"\frac{3\sqrt{3}}{4}", r"0.75\sqrt{3}"
+    assert verdicts(checker, [pair], r"The side is $\sqrt{3}$.")[pair].correct is True
+
+
+def test_letters_are_a_product_only_if_the_question_names_them_as_variables(checker: AnswerChecker) -> None:
+    question = "A rectangle has the sides $a$ and $b$."
+    assert verdicts(checker, [("ab", "ba")], question)["ab", "ba"].correct is True
+    assert verdicts(checker, [("ab", "ba")])["ab", "ba"].correct is False
+    wrapped = r"\text{ab}", "ba"
+    assert verdicts(checker, [wrapped], question)[wrapped].correct is False
 
 
 def test_infinity_plus_one_is_infinity() -> None:

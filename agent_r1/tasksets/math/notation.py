@@ -57,7 +57,9 @@ _PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|%)\s*\}|percent)$")
 _BETWEEN = re.compile(r"(?:\s*,)?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s,])(?:and|or)\s)\s*")
 _WRAPPED = re.compile(r"\\text\s*\{([^{}]*)\}")
 _WRAPPED_MATH = re.compile(r"\\text\s*\{\s*(\w*\d\w*|[ie$%])\s*\}")
-_DIGITS_APART = re.compile(r"(?<=\d)(,?)(?:\\[,!;: ]|\{,\}|~)\s*(?=\d)")
+# math-verify would read two numbers with a space between them as one. In "\frac1 2" the space separates arguments.
+_GROUPED = re.compile(r"(?<=\d)(,?)(?:\\[,!;: ]|\{,\}|~)\s*(?=\d{3}(?!\d))")
+_APART = re.compile(r"(?<![\d_^])(?<!\\frac)(?<!\\frac )\d+(?:\s|(?:\\text\s*)?\{[\s,]*\})+(?!\d{3}(?!\d))\d")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?")
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?"
 _WITH_UNIT = re.compile(
@@ -88,7 +90,7 @@ def normalize_answer(answer: str) -> str:
         >>> normalize_answer("£1,000."), normalize_answer("1 1/2"), normalize_answer("x<2")
         ('1000', '3/2', '(-\\infty,2)')
     """
-    text = canonical(_DIGITS_APART.sub(r"\1", answer)).strip().removeprefix("$").removesuffix("$").strip()
+    text = canonical(_GROUPED.sub(r"\1", answer)).strip().removeprefix("$").removesuffix("$").strip()
     text = _ROOT.sub(lambda found: rf"\sqrt{{{found['inner'] or found['bare']}}}", text)
     text = _MATRIX.sub(lambda found: rf"\begin{{pmatrix}}{found['rows']}\end{{pmatrix}}", text)
     text = _AFTER.sub("", _BEFORE.sub("", text))
@@ -139,7 +141,8 @@ def pairs_to_compare(gold: str, said: str) -> tuple[tuple[str, str], ...]:
 
 def strip_notation(text: str) -> str:
     """Return a text without spaces, braces and layout commands, with ``a/b`` for simple fractions, in lower case."""
-    text = _FRACTION.sub(_over, canonical(text))
+    text = _FRACTION.sub(lambda f: f"{f['sign']}{f['top'] or f['one']}/{f['bottom'] or f['other']}", canonical(text))
+    text = re.sub(r"(?<=\d)\s*[{}]+\s*(?=\d)", "|", text)
     return re.sub(r"\\text(?![a-zA-Z])|\^\{?\\circ\s*\}?|[\s{}$]", "", text).casefold()
 
 
@@ -168,10 +171,6 @@ def _as_number(text: str) -> str:
     return text
 
 
-def _over(found: re.Match[str]) -> str:
-    return f"{found['sign']}{found['top'] or found['one']}/{found['bottom'] or found['other']}"
-
-
 def _as_intervals(text: str) -> str:
     # Inequalities of one letter, such as "x<2 or x>3", become a union of intervals.
     parts = re.split(r"\s*(?:\bor\b|\\text\s*\{\s*or\s*\}|\\cup )\s*", text)
@@ -187,22 +186,15 @@ def _interval(text: str) -> str | None:
     if above or not all(sides):
         return None
     numbers = [not _NAME.search(re.sub(r"\\[a-zA-Z]+", "", side)) for side in sides]
+    brackets = ["[]" if "e" in sign else "()" for sign in signs]
     match sides:
         case [low, name, high] if _NAME.fullmatch(name):
-            return f"{_opening(signs[0])}{low},{high}{_closing(signs[1])}"
+            return f"{brackets[0][0]}{low},{high}{brackets[1][1]}"
         case [name, high] if _NAME.fullmatch(name) and numbers[1]:
-            return rf"(-\infty,{high}{_closing(signs[0])}"
+            return rf"(-\infty,{high}{brackets[0][1]}"
         case [low, name] if _NAME.fullmatch(name) and numbers[0]:
-            return rf"{_opening(signs[0])}{low},\infty)"
+            return rf"{brackets[0][0]}{low},\infty)"
     return None
-
-
-def _opening(sign: str) -> str:
-    return "[" if "e" in sign else "("
-
-
-def _closing(sign: str) -> str:
-    return "]" if "e" in sign else ")"
 
 
 _BASED = re.compile(r"(?P<digits>[0-9A-Za-z]+)_\{?(?P<base>\d+)\}?")
@@ -214,9 +206,17 @@ _TERM = r"(?:\d+(?:\.\d+)?|\\frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d)|\))"
 _ARITHMETIC = re.compile(
     rf"(?<![\w^.]){_TERM}\s*(?:[-+*]|\\cdot|\\times|\\div)\s*[-(]*{_TERM}(?!\s*(?:[\w.^]|\\(?:sqrt|pi|cdot)))"
 )
-_POWER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\)|\})\s*(?:\^|\*\*)\s*(?!\{?\\circ)")
+_POWER = re.compile(r"(?:(?<![\w.])\d+(?:\.\d+)?|[)}])\s*(?:\^|\*\*)\s*(?!\{?\\circ)")
 _FRACTIONAL_POWER = re.compile(r"\^\s*\{\s*(?:\d+/\d+|\\frac\s*\{?\d+\}?\s*\{?\d+\}?)\s*\}")
-_LETTERS = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ie](?![a-zA-Z])")
+_NO_VARIABLE = re.compile(
+    r"\\(?!alpha|beta|gamma|theta|lambda|phi)[a-zA-Z]+|(?<![a-zA-Z])(?:[ie]|sqrt|infinity)(?![a-zA-Z])"
+)
+# What stands before a value ("x =", "|AB| ="), and the forms of one number without spaces and braces ("\frac12").
+_LEFT_SIDE = re.compile(r"(?:^|(?<=,))\s*(?:\([a-z](?:,\s*[a-z])+\)|[a-zA-Z\\|][^=,]*)\s*=")
+_LITERAL = re.compile(
+    r"\(?[-+]?\(?[-+]?(?=[\d.\\])(?:\d*\\frac[-+.\d]+|[\d.]+(?:\\overline\d+)?(?:(?:/|:|\\over)[-+]?[\d.]+)?)?"
+    r"(?:(?:\\times|\\cdot|\*)?10\^-?\d+)?(?:\)|%|\^\\circ|_10)*"
+)
 _EXPRESSION = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _VECTOR = re.compile(r"\\begin\{[pb]matrix\}(?P<rows>.*?)\\end\{[pb]matrix\}", re.DOTALL)
 
@@ -227,19 +227,48 @@ def refusal_reason(gold: str, said: str, question: str) -> str | None:
     The two answers must be normalized (:func:`normalize_answer`). The form of a sum that is not computed, for example,
     is refused, unless the right answer ``gold`` has the same text.
     """
+    if _APART.search(said) and not _APART.search(gold):
+        return "its digits stand apart"
     if same_text(gold, said):
         return None
-    if any(_stands_in(_key(said), strip_notation(part)) for part in expressions(question)):
+    equal = (_stands_in(_key(said), strip_notation(part)) for part in expressions(question))
+    if any(equal) or any(map(_operators, copied_parts(gold, said, question))):
         return "it stands in the question"
     if _base(said) != _base(gold) and not (_base(gold) is None and "base" in question):
         return "it is in another base"
     if left := sorted(_operators(said) - _operators(gold)):
         return f"it is not worked out: {', '.join(left)}"
+    wanted, given = re.sub(r"^[a-zA-Z]\s*=", "", gold), _LEFT_SIDE.sub("", said)
+    if _has_variable(given) and not _has_variable(wanted):
+        return "it has a variable"
+    if _is_literal(wanted) and "." not in wanted and not _is_literal(given):
+        return "it is not worked out: it is no number"
     if "=" not in gold and (re.search(r"=[^,;]*=", said) or re.match(r"\s*[-\d.]+\s*=", said)):
         return "it is an equation of two values"
-    if not _may_equal(_kind(gold), _kind(said)):
+    # A set may be written as a list, without braces, and a gold set of one element as this element.
+    kinds = _kind(gold), _kind(said)
+    if kinds[0] != kinds[1] and kinds not in (("set", "list"), ("list", "set"), ("set", "one")):
         return "it is another kind of thing: a list, a set, a tuple, an interval"
     return None
+
+
+def copied_parts(gold: str, said: str, question: str) -> tuple[str, ...]:
+    """Return the expressions of the question that occur in the agent's answer ``said``, and not in ``gold``."""
+    keys = {canonical(part): re.escape(strip_notation(part)) for part in expressions(question)}
+    found = {part: re.compile(rf"(?:(?<!\d)|(?=\D)){key}(?!\d)").search for part, key in keys.items() if key}
+    return tuple(part for part, search in found.items() if search(_key(said)) and not search(_key(gold)))
+
+
+def is_text(gold: str, question: str) -> bool:
+    """Return whether the right answer consists of words: letters that are not all variables of the question."""
+    words = words_of(gold)
+    variables = "" if r"\text" in gold else re.sub(r"\\[a-zA-Z]+", "", "".join(expressions(question))).casefold()
+    return not set("".join(words)) <= set(variables) and all(map(str.isalpha, words)) and max(map(len, words)) > 1
+
+
+def words_of(answer: str) -> list[str]:
+    """Return the words of an answer in a fixed order: the order of a list does not matter."""
+    return sorted(re.sub(r"^\\(.*)\\$", r"\1", _key(answer)).split(","))
 
 
 def match_shape(gold: str, said: str) -> str:
@@ -263,7 +292,15 @@ def same_text(gold: str, said: str) -> bool:
 
 def _key(answer: str) -> str:
     text = re.sub(r"^[a-z]=", "", strip_notation(answer))
-    return re.sub(r"^\(([a-z])\)$", r"\1", text)
+    return re.sub(r"^\(([a-z]+)\)$", r"\1", text)
+
+
+def _is_literal(answer: str) -> bool:
+    return _LITERAL.fullmatch(re.sub(r"[\s{}]", "", answer)) is not None
+
+
+def _has_variable(answer: str) -> bool:
+    return re.search("[a-zA-Z]", _NO_VARIABLE.sub("", answer)) is not None
 
 
 def _stands_in(said: str, question: str) -> bool:
@@ -277,12 +314,12 @@ def _base(answer: str) -> str | None:
 
 def _operators(answer: str) -> set[str]:
     # The operations that an answer leaves to be computed, such as {"arithmetic"} for "17 + 1". In an answer with a
-    # variable ("x + 1") only named operations such as "gcd" count. Every letter is a variable, except the constants i
-    # and e and the letters of LaTeX commands.
+    # variable ("x + 1") only named operations such as "gcd" count.
     found = {name for kind in (_NAMED, _PLAIN_NAMED) for name in kind.findall(answer)}
-    text = _FRACTIONAL_POWER.sub(r"\\sqrt", _SCALE.sub("", answer))
-    if re.search("[a-zA-Z]", _LETTERS.sub("", text)):
+    text = _LEFT_SIDE.sub("", answer)
+    if _has_variable(text):
         return found
+    text = _FRACTIONAL_POWER.sub(r"\\sqrt", _SCALE.sub("", text))
     found |= {"!"} if "!" in text else set()
     found |= {"function"} if _FUNCTION.search(text) else set()
     found |= {"arithmetic"} if _ARITHMETIC.search(text) else set()
@@ -301,8 +338,3 @@ def _kind(answer: str) -> str:
     if text[0] == "(" and text[-1] == ")":
         return "tuple" if "," in inner else "one"
     return "interval"
-
-
-def _may_equal(gold: str, said: str) -> bool:
-    # A set may be written as a list, without braces, and a gold set of one element as this element.
-    return gold == said or {gold, said} == {"set", "list"} or (gold, said) == ("set", "one") or "one" == gold == said

@@ -72,7 +72,7 @@ class MathScorer:
         self._checker = checker
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Rewards, ...]:
-        said = await run_in_thread(lambda: [_answer_of(trajectory) for trajectory in group])
+        said = await run_in_thread(lambda: [stated_answer(final_text(each) or "") for each in group])
         different = [answer for answer in dict.fromkeys(said) if answer is not None]  # equal answers: checked once
         gold, question = task.data["answer"], task.messages[-1].text
         checks = await asyncio.gather(*(self._checker.check(gold, answer, question) for answer in different))
@@ -81,11 +81,6 @@ class MathScorer:
             if check.correct is None:
                 _log.warning("an answer to %s could not be scored: %s", task.id, check.reason)
         return tuple(_rewards(trajectory, answer, checked) for trajectory, answer in zip(group, said, strict=True))
-
-
-def _answer_of(trajectory: Trajectory) -> str | None:
-    text = final_text(trajectory)
-    return None if text is None else stated_answer(text)
 
 
 def _rewards(trajectory: Trajectory, answer: str | None, checked: dict[str, Checked]) -> Rewards:

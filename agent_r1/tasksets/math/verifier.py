@@ -6,20 +6,29 @@ takes all memory.
 
 from __future__ import annotations
 
+import re
 import resource
 from decimal import Decimal
+from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Float, MatrixBase, Rational
 
-from agent_r1.tasksets.math.notation import match_shape, normalize_answer, pairs_to_compare, refusal_reason
+from agent_r1.tasksets.math import notation
 
 MEMORY = 4 * 2**30
 """The maximum address space of the process that compares answers, in bytes. Beyond it Python raises MemoryError."""
 
 DIGITS = 6
-"""The smallest number of significant digits of a decimal that can equal an irrational number."""
+"""The smallest number of significant digits of a decimal that can equal a number with infinitely many digits."""
+
+FLOAT_DIGITS, FLOAT_ERROR = 16, Rational(1, 10**14)
+"""The digits that Python prints for a result of floating-point arithmetic, and the relative error allowed in it."""
+
+_DECIMAL = re.compile(
+    r"\(?(?P<digits>[-+]?(?:\d+\.\d*|\.\d+))\)?(?:(?:\\times|\\cdot)10\^(?P<power>-?\d{1,3}))?(?P<percent>/100)?"
+)
 
 # Units are removed before. math-verify would also remove variables: of "3m" it would leave "3".
 _LATEX = LatexExtractionConfig(
@@ -36,10 +45,14 @@ class Verifier:
     def check(self, gold: str, said: str, question: str) -> tuple[bool, str]:
         """Return whether the agent's answer ``said`` is right, and why its form was refused ("" if it was not)."""
         gold, said = _normalize(gold, said)
-        refused = refusal_reason(gold, said, question)
-        if refused is not None:
+        if notation.is_text(gold, question):
+            return notation.words_of(gold) == notation.words_of(said), ""
+        if (refused := notation.refusal_reason(gold, said, question)) is not None:
             return False, refused
-        return any(_are_equal(*pair) for pair in pairs_to_compare(gold, said)), ""
+        copied = notation.copied_parts(gold, said, question)
+        if any(_are_equal(gold, notation.normalize_answer(part)) for part in copied):
+            return False, "it contains an expression of the question that is equal to the answer"
+        return any(_are_equal(*pair) for pair in notation.pairs_to_compare(gold, said)), ""
 
     def is_computable(self, gold: str, said: str) -> bool:
         """Return whether math-verify finds the right answer, in the notation that :meth:`check` gives it, equal to
@@ -50,38 +63,38 @@ class Verifier:
 
 
 def _normalize(gold: str, said: str) -> tuple[str, str]:
-    said = normalize_answer(said)
-    return match_shape(normalize_answer(gold), said), said
+    said = notation.normalize_answer(said)
+    return notation.match_shape(notation.normalize_answer(gold), said), said
 
 
 def _are_equal(gold: str, said: str) -> bool:
-    wanted, given = _parsed(gold), _parsed(said)
+    wanted, given = (parse(rf"\boxed{{{answer}}}", [_LATEX], parsing_timeout=None) for answer in (gold, said))
     exact = [[_exact(value) for value in values] for values in (wanted, given)]
     # math-verify's own time limits are off: after a time-out it returns "not equal" even for a right answer. The result
     # can change if the arguments are swapped. Differences below 10 ** -numeric_precision count as zero.
-    if verify(*exact, timeout_seconds=None, numeric_precision=60):
-        return True
-    return any(_rounds_to(a, b) or _rounds_to(b, a) for a in wanted for b in given)
+    return verify(*exact, timeout_seconds=None, numeric_precision=60) or any(
+        _rounds_to(value, text) for values, text in ((wanted, said), (given, gold)) for value in values
+    )
 
 
-def _parsed(answer: str) -> list[object]:
-    parsed: list[object] = parse(rf"\boxed{{{answer}}}", [_LATEX], parsing_timeout=None)
-    return parsed
-
-
-def _exact(value: object) -> object:
+def _exact(value: Any) -> Any:
     # math-verify rounds floats to 6 places after the point: to 0, if the number is small.
     if not isinstance(value, Basic | MatrixBase):
         return str(value).replace(" ", "")  # text that math-verify could not parse
     return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
 
 
-def _rounds_to(value: object, decimal: object) -> bool:
-    """Return whether ``value`` is irrational, and ``decimal`` is its value in at least DIGITS significant digits."""
-    if not isinstance(value, Basic) or not isinstance(decimal, Basic) or not decimal.has(Float):
+def _rounds_to(value: Any, text: str) -> bool:
+    """Return whether ``text`` is a decimal that was rounded from ``value``, with enough significant digits."""
+    # sympy drops zeros at the end, so the digits are counted in the text.
+    found = _DECIMAL.fullmatch(re.sub(r"^[a-z]=|[\s{}]", "", text))
+    if found is None or not isinstance(value, Basic) or not value.is_number or not value.is_real:
         return False
-    exact = _exact(decimal)
-    if not isinstance(exact, Rational) or not value.is_number or value.has(Float) or value.is_Rational:
+    value = _exact(value)
+    decimal = Decimal(f"{found['digits']}e{int(found['power'] or 0) - 2 * bool(found['percent'])}")
+    _, digits, places = decimal.as_tuple()
+    ends = value.is_Rational and pow(10, int(value.q).bit_length(), int(value.q)) == 0
+    if value.is_integer or len(digits) < (FLOAT_DIGITS if ends else DIGITS):
         return False
-    digits = len((Decimal(exact.p) / Decimal(exact.q)).normalize().as_tuple().digits)
-    return digits >= DIGITS and value.is_real and Rational(str(value.evalf(digits))) == exact
+    error = abs(value.evalf(30) - Rational(str(decimal)))
+    return bool(error <= max(Rational(10) ** int(places) / 2, FLOAT_ERROR * abs(value).evalf(30)))
