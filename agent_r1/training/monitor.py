@@ -488,9 +488,12 @@ class HealthMonitor:
             None if state.hacking_warned else check_reward_hacking(proxies),
         )
         findings = [finding for finding in results if finding is not None]
+        streaks = {finding.check: state.streaks.get(finding.check, 0) + 1 for finding in findings}
+        due = [finding.check for finding in findings if streaks[finding.check] >= finding.warn_after]
         self.state = replace(
             state,
-            streaks={finding.check: state.streaks.get(finding.check, 0) + 1 for finding in findings},
+            streaks=streaks,
+            warnings={**state.warnings, **{check: state.warnings.get(check, 0) + 1 for check in due}},
             start_entropies=starts if entropy is None or len(starts) == START_STEPS else (*starts, entropy),
             rewards=(*state.rewards, metrics["reward"])[-HISTORY:],
             proxies=proxies[-HISTORY:],
@@ -520,8 +523,7 @@ class HealthMonitor:
             if finding.patience is not None and streak >= finding.patience:
                 reasons.append(f"{streak} steps in a row, {finding}" if streak > 1 else str(finding))
             elif streak >= finding.warn_after:
-                times = self.state.warnings.get(finding.check, 0) + 1 if finding.check in self.state.streaks else 1
-                self.state = replace(self.state, warnings={**self.state.warnings, finding.check: times})
+                times = self.state.warnings.get(finding.check, 1)
                 if times in (1, 10, 100, 1000):
                     again = f" (in {times} steps so far)" if times > 1 else ""
                     await self._recorder.record(LogEvent("warning", f"{finding}{again}"))

@@ -158,7 +158,7 @@ GRPO = Method("grpo", "GRPO", {"algorithm": "grpo"}, 0.3877)
 COMPARED = (
     NAIVE_RAG,
     BASE_TOOL_CALL,
-    Method("ppo", "PPO (lambda 1)", {"algorithm": "ppo", "algorithm.advantage.lam": 1.0}, 0.3719, critic=True),
+    Method("ppo", "PPO", {"algorithm": "ppo", "algorithm.advantage.lam": 1.0}, 0.3719, critic=True),
     GRPO,
     Method("reinforce++", "REINFORCE++", {"algorithm": "reinforce++"}, 0.33),
     Method("reinforce++-baseline", "REINFORCE++-baseline", {"algorithm": "reinforce++-baseline"}, 0.3619),

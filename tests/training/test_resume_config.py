@@ -95,6 +95,8 @@ MORE: dict[str, Any] = {
     "data": "/moved/questions.json",
     "corpus": "/moved/corpus.jsonl",
     "model": "/moved/model",
+    "own_code": ("/moved/model",),
+    "trainer.schedule.steps": 8,
     "episode_seconds": 2.0,
     "score_seconds": 2.0,
     "trainer.micro_tokens": 512,
