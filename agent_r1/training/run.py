@@ -255,7 +255,7 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
     progress.print_line(f"stored in {folder}; to look at it: {look}")
     if config.model == "tiny-base" and taskset.name != "tinywiki":
         progress.print_line("note: tiny-base knows the words of TinyWiki only; for other tasks give --model")
-    if taskset.validation is not None and config.evaluate_every == 0:
+    if taskset.validation is not None and config.evaluate_every == 0 and config.evaluate_n > 0:
         progress.print_line(
             f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"
         )
