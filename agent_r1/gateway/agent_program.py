@@ -139,8 +139,8 @@ class AgentProgram:
     function returns None, the answer is the policy's last text.
 
     If the last request got no answer, the reason determines the status of the trajectory, such as OUT_OF_TURNS,
-    OUT_OF_TOKENS or ENGINE_FAILED. Otherwise, if the function raised an exception, ``GatewayConfig.on_error``
-    determines the status.
+    OUT_OF_TOKENS or ENGINE_FAILED. Otherwise, if the function raised an exception, the status is OUT_OF_TOKENS after a
+    cut answer, and else ``GatewayConfig.on_error`` determines it.
     """
 
     function: AgentFunction
@@ -153,7 +153,7 @@ class AgentProgram:
         model = EpisodeModel(self.agent, session, self.host.config)
         try:
             async with asyncio.timeout_at(context.deadline), self._access(model) as key:
-                end = await self._call(key, task)
+                end = await self._call(model, key, task)
         except TimeoutError:
             end = _End(Status.CANCELLED, "the agent ran past its deadline")
         finally:
@@ -172,7 +172,7 @@ class AgentProgram:
         finally:
             gateway.revoke(key)
 
-    async def _call(self, key: str, task: Task) -> _End:
+    async def _call(self, model: EpisodeModel, key: str, task: Task) -> _End:
         try:
             with isolate(_AgentError), measure("tools"):
                 answer = await self.host.threads.call(self.function, self.host.gateway.base_url, key, task)
@@ -180,7 +180,8 @@ class AgentProgram:
             reason = f"the agent raised {error}"
             if self.host.config.on_error == "train":
                 return _End(Status.COMPLETED, reason, answer="")
-            return _End(Status.ENVIRONMENT_FAILED, reason)
+            # Many frameworks raise after a cut answer. To repeat such attempts would select short answers.
+            return _End(Status.OUT_OF_TOKENS if model.has_cut_answer else Status.ENVIRONMENT_FAILED, reason)
         if answer is not None and not isinstance(answer, str | int | float):
             reason = f"the agent returned an object of type {type(answer).__name__}; return text, a number or None"
             return _End(Status.ENVIRONMENT_FAILED, reason)

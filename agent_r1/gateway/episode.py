@@ -152,6 +152,8 @@ class EpisodeModel:
         """The reason why the last request got no answer; None if the last request got an answer."""
         self.is_cut = False
         """Whether a limit of the run cut the last answer. A limit that the agent itself requested does not count."""
+        self.has_cut_answer = False
+        """Whether any limit cut the last answer."""
 
     @property
     def start(self) -> Messages:
@@ -226,16 +228,16 @@ class EpisodeModel:
         for sample, choice in zip(samples, answer.choices, strict=True):
             action = session.accept(sample)
             session.observe(Transition(()), request.tools)
-            self.is_cut = self._is_cut(sample, request)
+            self.has_cut_answer = sample.completion.finish_reason == "length"
+            self.is_cut = self.has_cut_answer and not self._is_agents_limit(sample, request)
             self._sent.append(SentAction(prompt.messages, choice.message, action.message))
         if request.n == 1:
             conversation = prompt.messages[request.instructions is not None :]
             self._conversations[answer.id] = (*conversation, answer.choices[0].message)
 
-    def _is_cut(self, sample: Sample, request: ChatRequest) -> bool:
+    def _is_agents_limit(self, sample: Sample, request: ChatRequest) -> bool:
         length, own = len(sample.completion.token_ids), self._agent.params.max_tokens
-        by_agent = request.max_tokens is not None and length == request.max_tokens < own
-        return sample.completion.finish_reason == "length" and not by_agent
+        return request.max_tokens is not None and length == request.max_tokens < own
 
 
 def exceeds(messages: Messages, tools: tuple[ToolSpec, ...], context_length: int) -> bool:

@@ -206,7 +206,7 @@ class RunConfig(TasksetConfig):
 
     agent: Annotated[str, AfterValidator(_absolute_file)] = ""
     """Your own agent: FILE.py:NAME of a function with the parameters (base_url, api_key, task). The function calls the
-    model over HTTP; see docs/gateway.md. Empty: the built-in agent loop."""
+    model over HTTP; see docs/gateway.md. Empty: the function run of FILE.py, if it has one; else the built-in loop."""
 
     gateway: GatewayConfig = GatewayConfig()
     """Settings of the gateway, through which your own agent (--agent) calls the model."""

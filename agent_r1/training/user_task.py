@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from agent_r1.core.environment import Env, ExecutesCode, weakest_sandbox
 from agent_r1.core.errors import InvalidInput
@@ -83,7 +84,10 @@ def _tasks_without_sandbox(tasks: Sequence[Task]) -> list[str]:
 
 
 def load_task_file(file: Path, model: str) -> TaskSet:
-    """Return the task set of a Python file with ``env``, ``tasks``, and perhaps ``rewards`` and ``solutions``."""
+    """Return the task set of a Python file with ``env``, ``tasks``, and perhaps ``rewards``, ``solutions`` and ``run``.
+
+    ``run(base_url, api_key, task)`` is an agent program, which acts unless ``--agent`` names another one.
+    """
     if not os.path.isfile(file):
         is_model = os.path.isdir(file) or is_run(run_folder(str(file)))
         do = f"give --model {file} to use a run or a model, or a Python file" if is_model else "give a Python file"
@@ -96,7 +100,19 @@ def load_task_file(file: Path, model: str) -> TaskSet:
             raise InvalidInput(str(file), got=f"no {name}", do="define env (a ToolEnv) and tasks (a list of Task)")
     rewards, solutions = values.get("rewards", ()), values.get("solutions")
     taskset = make_taskset(values["env"], values["tasks"], file.stem, model, rewards, solutions)
-    return replace(taskset, file=file)
+    run = values.get("run")
+    return replace(taskset, file=file, agent=run if _is_agent(run) else None)
+
+
+def _is_agent(value: object) -> TypeGuard[AgentFunction]:
+    # Files also have functions of other kinds with this name, such as subprocess.run.
+    if not callable(value):
+        return False
+    try:
+        parameters = signature(value).parameters.values()
+    except ValueError:  # a function in C without a signature
+        return False
+    return [p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters] == [True] * 3
 
 
 def check_agent(name: str, agent: Any) -> AgentFunction | None:

@@ -134,6 +134,30 @@ def test_an_exception_that_the_policy_caused_can_be_trained(episodes):
         assert trajectory.status is Status.ENVIRONMENT_FAILED and trajectory.reason.startswith("the agent raised")
 
 
+def raising_after_own_limit(base_url, api_key, task):
+    ask(base_url, api_key, max_tokens=2)
+    raise ValueError("the answer is cut")
+
+
+def raising_later(base_url, api_key, task):
+    ask(base_url, api_key, max_tokens=2)
+    ask(base_url, api_key)
+    raise ValueError("no such page")
+
+
+@pytest.mark.parametrize(
+    ("function", "max_tokens", "status"),
+    [
+        (raising, 3, Status.OUT_OF_TOKENS),
+        (raising_after_own_limit, 400, Status.OUT_OF_TOKENS),
+        (raising_later, 400, Status.ENVIRONMENT_FAILED),
+    ],
+)
+def test_an_agent_that_raises_after_a_cut_answer_is_out_of_tokens(episodes, function, max_tokens, status):
+    trajectory = episodes.play(function, answer, max_tokens=max_tokens)
+    assert trajectory.status is status and trajectory.reason.startswith("the agent raised ValueError: ")
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_hanging_agent_ends_at_its_deadline_and_its_key_with_it(episodes, is_async):
     may_end, late = threading.Event(), []

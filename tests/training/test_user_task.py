@@ -49,6 +49,20 @@ def test_a_file_can_import_the_files_beside_it(tmp_path: Path) -> None:
     assert load_task_file(write(tmp_path, "from beside_agent import env, tasks"), "a/model").name == "my_agent"
 
 
+@pytest.mark.parametrize(
+    ("line", "is_agent"),
+    [
+        ("async def run(base_url, api_key, task):\n    return 'x'", True),
+        ("def run(task):\n    return task.id", False),
+        ("from subprocess import run", False),
+        ("run = max", False),
+        ("run = 3", False),
+    ],
+)
+def test_run_in_a_file_is_the_agent_if_it_has_the_parameters_of_one(line: str, is_agent: bool, tmp_path: Path) -> None:
+    assert (load_task_file(write(tmp_path, f"{AGENT}\n{line}\n"), "a/model").agent is not None) == is_agent
+
+
 def test_the_table_has_the_splits_other_than_train() -> None:
     env = ToolEnv([], [exact_match])
     assert make_taskset(env, [task("a"), task("b")], "demo", "a/model").evaluation == ("train",)
