@@ -26,9 +26,9 @@ from agent_r1.commands.training import COMMON, config_of_run, require_file
 from agent_r1.config import Layer, resolve, setting_keys
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
-from agent_r1.export.model import find_weights
-from agent_r1.store.folder import is_run, run_folder
+from agent_r1.store.folder import run_folder
 from agent_r1.store.reader import AttemptSummary, RunReader
+from agent_r1.store.saved_weights import find_weights, named_run
 from agent_r1.training.config import RunConfig, TrainConfig, resolve_config
 
 OF_THE_MODEL = ("max_tokens", "context", "engine", "tool_format", "tags", "device", "tf32", "threads", "seed")
@@ -76,12 +76,14 @@ def chat(
         file, attempt = None, str(file)
     layers = with_file(settings, config_file)
     given = resolve(RunConfig, layers, TrainConfig)
-    folder, name, has_taskset = run_folder(model), model, "taskset" in given.model_fields_set
+    name, has_taskset, named = model, "taskset" in given.model_fields_set, named_run(model)
     for what, value in (("attempt", attempt), ("--checkpoint", checkpoint)):
-        if value is not None and not is_run(folder):
-            raise InvalidInput(what, got=f"{value}, and {folder} is no run", do="give RUN, or leave it out")
+        if value is not None and named is None:
+            got = f"{value}, and {run_folder(model)} is no run"
+            raise InvalidInput(what, got=got, do="give RUN, or leave it out")
     chosen: AttemptSummary | None = None
-    if is_run(folder):
+    if named is not None:
+        folder, step = named
         with closing(RunReader(folder)) as reader:
             if attempt is not None:
                 if split is not None or number is not None:
@@ -90,7 +92,7 @@ def chat(
                         option, got=f"it and the attempt {attempt}", do="leave one out: both choose a task"
                     )
                 chosen = find_attempt(folder, reader, attempt)
-            name = str(find_weights(folder, reader, checkpoint or "best").folder)
+            name = str(find_weights(folder, reader, checkpoint or step).folder)
         own = config_of_run(folder)
         used = (*OF_THE_MODEL, *(() if has_taskset or file else OF_THE_TASK))
         kept = {key: own.values[key] for key in used if key in own.values}
@@ -153,8 +155,8 @@ def serve(model: str, settings: Layer, port: int, api_key: str | None, config_fi
         do = f"give at least {SHORTEST_KEY} printable ASCII characters"
         raise InvalidInput("api_key", got=f"{len(api_key)} characters", do=do)
     layers = with_file(settings, config_file)
-    if is_run(run_folder(model)):
-        own = config_of_run(run_folder(model))
+    if (named := named_run(model)) is not None:
+        own = config_of_run(named[0])
         layers.append(Layer(own.source, {key: value for key, value in own.values.items() if key in GROUPS}))
     config = resolve(RunConfig, [Layer("command line", {"model": model}), *layers], TrainConfig)
     from agent_r1.training.chat import serve

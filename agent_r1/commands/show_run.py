@@ -171,6 +171,7 @@ def _facts(report: RunReport) -> Table:
         "folder": str(summary.folder),
         "task set": summary.taskset + (f" ({report.file})" if report.file else ""),
         "model": summary.model,
+        "parent": "{run}, step {step} (weights {weights:.12}..)".format(**report.parent) if report.parent else "",
         "algorithm": summary.algorithm,
         "not default": settings or "nothing",
         "machine": _machine_text(report.hardware),

@@ -31,15 +31,16 @@ from agent_r1.commands.command import (
     with_file,
 )
 from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
-from agent_r1.config import Layer, resolve
+from agent_r1.config import Layer, resolve, settings_of
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
 from agent_r1.core.redaction import flat_settings
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.reward_models.config import RewardModelConfig
-from agent_r1.store.folder import is_run, path_argument, run_folder
+from agent_r1.store.folder import path_argument, run_folder
 from agent_r1.store.manifest import read_digest_file
 from agent_r1.store.reader import RunReader, read_file
+from agent_r1.store.saved_weights import named_run
 from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
@@ -131,14 +132,14 @@ def train(
 
     FILE.py defines your own agent under the names env and tasks.
     """
-    layers = with_file(settings, config_file)
+    layers, progress = with_file(settings, config_file), progress_of(quiet)
     if resume and dry_run:
         raise InvalidInput("--dry_run", got="it and --resume", do="leave one out: a dry run checks a new run")
     if resume:
         config, taskset = _open_run(file, layers)
     else:
-        config, taskset = _open(file, layers)
-    progress = warn_unsandboxed(taskset, progress_of(quiet))
+        config, taskset = _open(file, layers, progress)
+    warn_unsandboxed(taskset, progress)
     from agent_r1.training import run
 
     if dry_run:
@@ -183,10 +184,11 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
     The services of the run are started, a few attempts are sampled and trained on, and weights are published. No run is
     written. The checks stop at the first failure.
     """
-    config, taskset = _open(file, with_file(settings, config_file))
+    progress = progress_of(quiet)
+    config, taskset = _open(file, with_file(settings, config_file), progress)
     from agent_r1.training.smoke import smoke
 
-    results = smoke(config, taskset, warn_unsandboxed(taskset, progress_of(quiet)))
+    results = smoke(config, taskset, warn_unsandboxed(taskset, progress))
     failed = next((result for result in results if not result.passed), None)
     data = {"passed": failed is None, "first_failure": None if failed is None else failed.name}
     table = Table("check", "outcome", "detail", box=box.SIMPLE_HEAD)
@@ -197,11 +199,37 @@ def smoke(file: Path | None, settings: Layer, config_file: Path | None, as_json:
         raise AgentR1Error(f"{failed.name} failed: {failed.detail}")
 
 
-def _open(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
+def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[TrainConfig, TaskSet]:
     # Report invalid settings before anything is built or torch is imported.
-    given = resolve(TrainConfig, layers, build=False)
-    taskset = open_taskset(given.taskset, given) if file is None else open_file(file, given, given.model)
+    config = given = resolve(TrainConfig, layers, build=False)
+    named = named_run(given.model)
+    if named is not None:
+        folder, own = named[0], config_of_run(named[0])
+        chosen = given.taskset if "taskset" in given.model_fields_set else own.values["taskset"]
+        if (chosen if file is None else file.stem) == own.values["taskset"]:
+            layers = [*layers, _of_parent(own, layers)]
+            config = resolve(TrainConfig, layers, build=False)
+            progress.print_line(f"settings that are not given are those of {folder}")
+        else:
+            progress.print_line(
+                f"the settings of {folder} are not used: they are for its task set, {own.values['taskset']}"
+            )
+        if file is None:
+            require_file(folder, config.taskset)
+    taskset = open_taskset(config.taskset, config) if file is None else open_file(file, given, given.model)
     return resolve_config(TrainConfig, layers, taskset), taskset
+
+
+def _of_parent(own: Layer, layers: list[Layer]) -> Layer:
+    # The settings of a run from which another one branches. Only the user can choose to train without a sandbox.
+    kept = {key: value for key, value in own.values.items() if key not in ("run", "model")}
+    if kept["sandbox"] == "none":
+        del kept["sandbox"]
+    algorithm = dict(kept.pop("algorithm"))
+    if settings_of(TrainConfig, layers).get("algorithm", algorithm["name"]) == algorithm["name"]:
+        # A correction that is None was not chosen: whether one is needed depends on the data types.
+        kept["algorithm"] = {key: value for key, value in algorithm.items() if (key, value) != ("correction", None)}
+    return Layer(own.source, kept)
 
 
 def _open_run(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
@@ -233,9 +261,9 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
     """
     layers, trained = with_file(settings, config_file), None
     config = given = resolve(EvalConfig, layers, TrainConfig)
-    folder, progress = run_folder(given.model), progress_of(quiet)
-    if is_run(folder):
-        own = config_of_run(folder)
+    named, progress = named_run(given.model), progress_of(quiet)
+    if named is not None:
+        folder, own = named[0], config_of_run(named[0])
         trained = resolve(TrainConfig, [own], build=False)
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
         layers.append(_for_evaluation(own, other_taskset))

@@ -12,8 +12,9 @@ import jinja2
 from huggingface_hub import CardData, DatasetCardData, ModelCardData
 
 from agent_r1.core.redaction import flat_settings
-from agent_r1.export.model import SavedWeights, base_of_adapter
+from agent_r1.export.model import base_of_adapter
 from agent_r1.store.reader import RunReader, read_results
+from agent_r1.store.saved_weights import SavedWeights
 
 TAGS = ["agent-r1", "reinforcement-learning", "tool-use"]
 

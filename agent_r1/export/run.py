@@ -16,10 +16,11 @@ from agent_r1.core.files import atomic_dir, atomic_replace_dir
 from agent_r1.core.redaction import REDACTED, redact
 from agent_r1.export.cards import dataset_card, model_card
 from agent_r1.export.config import FILTERS, ExportConfig, ExportFormat
-from agent_r1.export.model import find_weights, write_weights
+from agent_r1.export.model import write_weights
 from agent_r1.export.trajectories import OPENAI_COLUMNS, read_attempts, write_metrics, write_openai, write_parquet
 from agent_r1.store.folder import is_run
 from agent_r1.store.reader import RunReader
+from agent_r1.store.saved_weights import find_weights
 
 MARKER = "export.json"
 """The file that describes an export. ``--force`` replaces a folder only if it has this file or is empty."""

@@ -519,12 +519,13 @@ def _turn(row: tuple[Any, ...], rewards: _RewardTable, opening: tuple[Message, .
     )
 
 
-ResultKind = Literal["tools", "file", "hardware", "validation", "table"]
+ResultKind = Literal["tools", "file", "hardware", "parent", "validation", "table"]
 """The kind of a log event with a fact or a result. The first three are recorded at every start or resumption.
 
 - tools: the tools of the training environment in the OpenAI format.
 - file: the absolute path of the Python file that defines the task set.
 - hardware: processor, cores, GPUs and the version of torch.
+- parent: the saved weights of another run with which the run began.
 - validation: the figures of one validation: step, split, em, f1, n, and the confidence interval from low to high.
 - table: the table of methods at the end of a run, as ``agent-r1 train --json`` prints it.
 """

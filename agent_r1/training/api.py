@@ -18,9 +18,9 @@ from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.rewards.scoring import RewardFunction
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training.build import Placement
-from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.progress import Progress, StepReport, make_progress
@@ -169,7 +169,7 @@ class Trainer:
         target = Path(folder)
         if target.exists():
             raise InvalidInput("folder", got=f"{target}, which exists", do="name a new folder")
-        shutil.copytree(find_trained_model(self._run), target)
+        shutil.copytree(find_folder(str(self._run)), target)
         return target
 
 

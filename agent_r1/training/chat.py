@@ -23,9 +23,8 @@ from agent_r1.gateway.server import Gateway
 from agent_r1.rollout.agent_loop import Agent, chat_client
 from agent_r1.rollout.session import Session, Stopped
 from agent_r1.rollout.user_code import format_error
-from agent_r1.store.folder import is_run, run_folder
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.training.build import resolve_placement
-from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import RunConfig
 from agent_r1.training.play import Terminal, format_signature
 from agent_r1.training.policy import load_policy
@@ -188,9 +187,8 @@ def serve(config: RunConfig, port: int, key: str | None, on_started: Callable[[s
     Raises InvalidInput if the model cannot be loaded or the port is in use.
     """
     torch.set_num_threads(config.threads)
-    folder = run_folder(config.model)
-    name = str(find_trained_model(folder)) if is_run(folder) else config.model
-    policy = load_policy(config.model_copy(update={"model": name}), None, config.engine.dtype)
+    found = config.model_copy(update={"model": find_folder(config.model)})
+    policy = load_policy(found, None, config.engine.dtype)
     agent = policy.agent(resolve_placement(None, config).engine(policy, config), config, 1.0)
     asyncio.run(_serve(agent, config.model, port, key, on_started))
 

@@ -53,6 +53,7 @@ from agent_r1.store.manifest import (
     sizes_match,
     write_manifest,
 )
+from agent_r1.store.saved_weights import ADAPTER
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.training.monitor import MonitorState
 
@@ -93,7 +94,6 @@ T = TypeVar("T")
 _TENSORS, _SCALARS, _PROGRESS, _MONITOR = "trainer.safetensors", "trainer.json", "progress.json", "monitor.json"
 TRAINER_TENSORS = "trainer*.safetensors"
 _STATE = "state"
-ADAPTER = "adapter"
 CORRUPT = "corrupt"
 """The kind of the event that reports a corrupt checkpoint, and the prefix of its renamed folder."""
 
@@ -258,19 +258,6 @@ def find_latest_checkpoint(run: Path, check: Callable[[Path], object] = check_ma
         else:
             return LatestCheckpoint(folder, tuple(skipped))
     return LatestCheckpoint(None, tuple(skipped))
-
-
-def find_trained_model(run: Path) -> Path:
-    """Return the folder of a run's final model (with LoRA, of its adapter), or else of its newest intact checkpoint."""
-    try:
-        check_manifest(run / MODEL)
-        return run / MODEL / ADAPTER if (run / MODEL / ADAPTER).is_dir() else run / MODEL
-    except CorruptCheckpoint:
-        folder = find_latest_checkpoint(run).folder
-    if folder is None:
-        do = "let it train to its end, or set checkpoint_every"
-        raise InvalidInput("model", got=f"the run {run}, which has saved no complete model", do=do)
-    return folder
 
 
 def quarantine(folder: Path, disk: Disk = DISK) -> Path:

@@ -31,6 +31,7 @@ from agent_r1.renderers.formats.tags import TagsConfig
 from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.context_policy import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets.files import is_hub
 from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
@@ -188,8 +189,8 @@ class RunConfig(TasksetConfig):
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Model: tiny-base, smollm2-135m, a folder, or a Hugging Face name; for evaluation also a run. Empty: the task
-    set's default."""
+    """Model: tiny-base, smollm2-135m, a folder, a Hugging Face name, or the weights of a run: RUN (the best ones), or
+    RUN@STEP of a checkpoint. Empty: the task set's default."""
 
     own_code: tuple[str, ...] = ()
     """Models, as named in model or teacher, whose own Python code (auto_map in their configuration) may run with your
@@ -393,12 +394,16 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     if not isinstance(config, TrainConfig):
         return config
     config.trainer.schedule.check_steps(config.steps)
+    # The run stores the folders: what RUN means can change later.
+    start = {
+        name: find_folder(value, merged=True) for name, value in (("model", config.model), ("teacher", config.teacher))
+    }
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 
     given = settings_of(TrainConfig, layers)
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
     without = {"evaluate_every": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}
-    return config.model_copy(update={"algorithm": algorithm, **without})
+    return config.model_copy(update={"algorithm": algorithm, **start, **without})
 
 
 class CriticConfig(BaseModel):

@@ -26,10 +26,9 @@ from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.beam import BeamSearch, TurnBeam
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.session import Rollout
-from agent_r1.store.folder import is_run, run_folder
 from agent_r1.store.reader import RunReader
+from agent_r1.store.saved_weights import find_folder, named_run
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
-from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.environments import close_environments, make_rollout, with_environments
 from agent_r1.training.metrics import EXACT_MATCH, EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
@@ -221,14 +220,14 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
-    """Evaluate the model ``config.model`` (of a run: its base model and its trained model) and the baselines."""
+    """Evaluate the model ``config.model`` (of RUN and RUN@STEP: also the base model of the run) and the baselines."""
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
-    run, names = run_folder(config.model), [config.model]
-    if is_run(run):
-        with closing(RunReader(run)) as reader:
-            names = [str(reader.config()["model"]), str(find_trained_model(run))]  # the base model, and the trained one
+    named, names = named_run(config.model), [config.model]
+    if named is not None:
+        with closing(RunReader(named[0])) as reader:
+            names = [str(reader.config()["model"]), find_folder(config.model)]  # the base model, and the trained one
         if names[0] in config.own_code:  # the trained model has the code of its base
             config = config.model_copy(update={"own_code": (*config.own_code, *names)})
     policies = [load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in names]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 from agent_r1.config import Layer, resolve, settings_of
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import flatten
 from agent_r1.inference.config import EngineConfig, VllmConfig
-from agent_r1.store.folder import is_run, path_argument, run_folder
+from agent_r1.store.folder import is_run, path_argument, run_argument, run_folder
+from agent_r1.store.manifest import MODEL, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.tasksets import is_available
 from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
@@ -92,5 +95,21 @@ def _refuse_changes(folder: Path, before: TrainConfig, after: TrainConfig) -> No
 
 
 def _unchangeable(folder: Path, key: str, value: object, own: object) -> InvalidInput:
-    do = f"leave it out: {folder} continues with {own}; start a new run to change it"
+    do = f"leave it out: {folder} continues with {own}; or {_branch(folder, key, value)}"
     return InvalidInput(key, got=value, do=do)
+
+
+def _branch(folder: Path, key: str, value: object) -> str:
+    # The command, or the Python call, that starts a new run with the newest weights of this one and another setting.
+    with closing(RunReader(folder)) as reader:
+        file, taskset = read_file(reader), str(reader.config()["taskset"])
+    newest = next((f"@{checkpoint_step(checkpoint)}" for checkpoint in list_checkpoints(folder)), "")
+    if not newest and not (folder / MODEL).is_dir():
+        return "start a new run to change it"
+    new = next(name for n in count(2) if not (name := folder.with_name(f"{folder.name}-{n}")).exists())
+    if file is None and not is_available(taskset):
+        return f"branch: agent_r1.train(env, tasks, model={str(folder) + newest!r}, run={str(new)!r}, ..)"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    of_file = "" if file is None else f"{path_argument(file)} "
+    command = f"agent-r1 train {of_file}--model {run_argument(folder)}{newest} --run {run_argument(new)}"
+    return f"branch: {command} --{key} {shlex.quote(text)}"

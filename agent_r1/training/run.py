@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from agent_r1.store.folder import (
     run_folder,
 )
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
+from agent_r1.store.saved_weights import find_parent
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
 from agent_r1.trainer.optimizer import learning_rate_schedule
@@ -50,7 +51,7 @@ from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.memory_estimate import MemoryPlan
-from agent_r1.training.policy import load_policy
+from agent_r1.training.policy import load_policy, load_teacher
 from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
@@ -82,11 +83,12 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     require_new_run(folder)
     taskset = _taskset_of(config, taskset)
     runtime = build_runtime(config, taskset, placement, folder)
-    data_events = fingerprint_data(config, taskset)
+    data_events, parent = fingerprint_data(config, taskset), find_parent(config.model)
+    parents = [] if parent is None else [result_event("parent", asdict(parent))]
     # The folder is created last, so that a run with wrong input leaves no folder behind.
     with closing(create_run(folder, config.model_dump(mode="json"))) as writer:
         start = initial_state(runtime.updater)
-        start = replace(start, events=(*start.events, *data_events, *arithmetic_events(runtime)))
+        start = replace(start, events=(*start.events, *parents, *data_events, *arithmetic_events(runtime)))
         return _train_and_close(runtime, start, writer, folder, progress)
 
 
@@ -119,7 +121,9 @@ def dry_run(config: TrainConfig, taskset: TaskSet) -> MemoryPlan:
     try:
         if config.placement.launcher == "processes":  # Ray alone knows the hardware of its cluster
             plan_devices(config, find_hardware())
-        return load_and_check(config, taskset)[2]
+        policy, _, plan = load_and_check(config, taskset)
+        load_teacher(config, policy)
+        return plan
     finally:
         asyncio.run(close_environments(taskset))
 

@@ -28,7 +28,7 @@ from agent_r1.model.load import load_model, load_tokenizer, quiet_transformers
 from agent_r1.model.value_head import ValueModel, build_value_model, save_value_model
 from agent_r1.model.weights import choose_device
 from agent_r1.store.reader import RunReader
-from agent_r1.training.checkpoint_files import find_trained_model
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.training.config import CriticConfig
 from agent_r1.training.progress import Progress
 
@@ -91,7 +91,7 @@ def train_critic(run: Path, config: CriticConfig, progress: Progress) -> CriticR
     if not train or not held_out:
         do = "give a run whose attempts of at least two tasks have rewards"
         raise InvalidInput("run", got=f"{run}, with {len(recorded)} usable attempts", do=do)
-    name = config.model or str(find_trained_model(run))
+    name = find_folder(config.model or str(run))
     policy, tokenizer = load_model(name, torch.float32), load_tokenizer(name)
     model = build_value_model(policy.to(choose_device(config.device)), config.reads_logprobs)  # type: ignore[arg-type]
     all_states, after_actions = fit(model, train, held_out, config, progress)

@@ -21,8 +21,9 @@ from agent_r1.envs.user_env import UserEnv
 from agent_r1.rewards.scoring import ANSWER_REWARDS, FunctionScorer, RewardFunction, functions_by_name, gold_answers
 from agent_r1.sandbox.sandbox import find_unconfined_sandbox, sandbox_level
 from agent_r1.store.folder import is_run, run_folder
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets import TASKSETS, import_errors
-from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_RECIPE
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE, is_tiny_base
 
 VALIDATION = "validation"
 
@@ -65,7 +66,7 @@ def make_taskset(
         scorers=scorers,
         evaluation=test_splits or ("train",),
         validation=VALIDATION if VALIDATION in splits else None,
-        recipe={"taskset": name, **(TINY_BASE_RECIPE if model in ("", TINY_BASE) else {})},
+        recipe={"taskset": name, **(TINY_BASE_RECIPE if is_tiny_base(find_folder(model, merged=True)) else {})},
         solutions=solutions,
         sandbox=_weakest_sandbox([env, *scorers], valid_tasks),
     )

@@ -157,6 +157,8 @@ class RunReport:
     measure: str  # what the numbers of the table measure: "exact match", or a reward
     curves: Curves  # the values by step of each metric and timing
     file: Path | None  # the Python file that defines the task set, if any
+    # the run, step and checksum of the weights with which the run began; {} if no other run made them
+    parent: Mapping[str, Any]
     hardware: Mapping[str, Any]  # of the last start or resumption; {} if not recorded
     # the seconds of each part of an average step by metric name, empty if the run was not profiled
     profile: Mapping[str, float]
@@ -199,6 +201,7 @@ class RunReport:
             "taskset": summary.taskset,
             "file": None if self.file is None else str(self.file),
             "model": summary.model,
+            "parent": self.parent or None,
             "algorithm": summary.algorithm,
             "settings": {setting.key: setting.value for setting in self.settings},
             "attempts": summary.attempts,
@@ -244,6 +247,7 @@ def read_report(name: str, folder: Path, reader: RunReader, defaults: Mapping[st
         measure=measure,
         curves=curves,
         file=read_file(reader),
+        parent=next(read_results(reader, "parent"), {}),
         hardware=read_hardware(reader),
         profile=mean_profile(curves),
         critic=read_critic(reader),
@@ -290,7 +294,7 @@ def _read_table(reader: RunReader) -> tuple[str, Mapping[str, Mapping[str, Mappi
         return "", {}
 
 
-SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware"})
+SHOWN_ELSEWHERE: frozenset[ResultKind] = frozenset({"table", "tools", "file", "hardware", "parent"})
 """The kinds of events that the list of events leaves out."""
 
 

@@ -19,8 +19,8 @@ from agent_r1.cli import main
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.export.config import ExportConfig
 from agent_r1.export.run import export_run
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
-from agent_r1.training.checkpoint_files import find_trained_model
 
 TOKEN = "hf_not-a-real-token-7"
 
@@ -46,7 +46,7 @@ def test_models_and_adapters_of_a_step_agree(adapted: Path, tmp_path: Path) -> N
         assert torch.allclose(logits(merged), with_adapter(tmp_path / f"adapter-{checkpoint}"), atol=1e-4)
         assert not (tmp_path / f"model-{checkpoint}" / "trainer.safetensors").exists()
     assert [found["model", name] for name in ("1", "last")] == [1, 2]
-    own = find_trained_model(adapted)
+    own = Path(find_folder(str(adapted)))
     assert torch.equal(with_adapter(own), with_adapter(tmp_path / "adapter-best"))
     assert AutoTokenizer.from_pretrained(tmp_path / "model-1").chat_template
 
@@ -71,7 +71,7 @@ def test_the_card_says_what_was_trained_and_how_well(adapted: Path, tmp_path: Pa
 
 
 def test_a_checkpoint_that_does_not_exist_is_refused(adapted: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"--checkpoint: got 7 of .*; choose best, last or .*; there are: 1, 2"):
+    with pytest.raises(InvalidInput, match=r"weights: got 7 of .*; choose best, last or .*; there are: 1, 2"):
         export_run(adapted, tmp_path / "out", ExportConfig(checkpoint="7"))
     assert list(tmp_path.iterdir()) == []
 

@@ -16,12 +16,12 @@ from agent_r1.commands import chat as command
 from agent_r1.core.events import AttemptFinished, AttemptStarted
 from agent_r1.core.inference import SamplingParams
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
-from agent_r1.export.model import SavedWeights
 from agent_r1.renderers.byte_tokenizer import byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.store.folder import create_run
+from agent_r1.store.saved_weights import SavedWeights
 from agent_r1.training import chat
 from agent_r1.training.build import Placement
 from agent_r1.training.config import RunConfig

@@ -28,7 +28,6 @@ from agent_r1.training.checkpoint_files import (
     TrainProgress,
     copy_weights,
     find_latest_checkpoint,
-    find_trained_model,
     load_checkpoint,
     quarantine,
     save_checkpoint,
@@ -228,15 +227,3 @@ def test_a_checkpoint_replaces_a_corrupt_one(
 ) -> None:
     flip(save(2) / "model.safetensors")
     assert holds(save(2)) and [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
-
-
-def test_the_model_of_a_run_is_the_final_one_or_the_newest_intact_checkpoint(
-    save: Callable[..., Path], tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    with pytest.raises(InvalidInput, match="which has saved no complete model; let it train"):
-        find_trained_model(tmp_path)
-    older, newer = save(1), save(2)
-    assert find_trained_model(tmp_path) == newer
-    flip(newer / "model.safetensors")
-    assert find_trained_model(tmp_path) == older
-    assert find_trained_model(tmp_path) != save_model(tmp_path, model, tokenizer) == find_trained_model(tmp_path)

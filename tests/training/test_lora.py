@@ -25,10 +25,10 @@ from agent_r1.model.adapter import trained_weights
 from agent_r1.model.load import load_model
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store.reader import RunReader
+from agent_r1.store.saved_weights import find_folder
 from agent_r1.store.verification import verify
 from agent_r1.training import run
 from agent_r1.training.build import Placement
-from agent_r1.training.checkpoint_files import find_trained_model
 from agent_r1.training.config import EvalConfig, RunConfig, TrainConfig
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.policy import Policy
@@ -81,7 +81,7 @@ def test_the_exports_compute_what_the_run_ended_with(whole: Callable[..., Whole]
     folder = whole(**LORA, steps=3).place / "whole"
     base: Any = AutoModelForCausalLM.from_pretrained(GOLDEN_BASE, dtype=torch.float32).eval()
     merged = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
-    ours = load_model(str(find_trained_model(folder)), torch.float32)
+    ours = load_model(str(find_folder(str(folder))), torch.float32)
     before = logits(base)
     adapted = logits(peft.PeftModel.from_pretrained(base, str(folder / "model" / "adapter")))
     scale = float(adapted.abs().max())

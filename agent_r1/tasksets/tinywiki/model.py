@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,3 +25,14 @@ TINY_BASE_RECIPE: Mapping[str, Any] = {
     "trainer.micro_tokens": 4096,
 }
 """Default settings of the task sets on which tiny-base is trained."""
+
+
+def is_tiny_base(model: str) -> bool:
+    """Return whether ``model`` is tiny-base ("" too), or the folder of a model that was trained from it."""
+    if model in ("", TINY_BASE):
+        return True
+    try:  # of the same shape, wherever its folder was copied to
+        own, found = (json.loads((folder / "config.json").read_bytes()) for folder in (TINY_BASE_FOLDER, Path(model)))
+    except (OSError, ValueError):
+        return False
+    return bool(own | {"transformers_version": ""} == found | {"transformers_version": ""})
