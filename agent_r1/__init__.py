@@ -9,8 +9,10 @@ neither torch nor a server.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":  # checked before the imports below, because they need fcntl
@@ -78,11 +80,13 @@ if TYPE_CHECKING:
     from agent_r1.sandbox.config import Limits as Limits, SandboxConfig as SandboxConfig
     from agent_r1.sandbox.sandbox import Sandbox as Sandbox
     from agent_r1.store.folder import run_folder as run_folder
+    from agent_r1.store.frames import RunData as RunData, load_run as load_run
     from agent_r1.store.reader import AttemptFilter as AttemptFilter, RunReader as RunReader
     from agent_r1.tools.function_tool import Opener as Opener, Resources as Resources, Tool as Tool, tool as tool
     from agent_r1.tools.mcp import mcp_tools as mcp_tools
     from agent_r1.tools.python_tool import python_tool as python_tool
-    from agent_r1.training.api import Trainer as Trainer, train as train
+    from agent_r1.training.api import Trainer as Trainer, resume as resume, train as train
+    from agent_r1.training.task_files import tasks_from_jsonl as tasks_from_jsonl
 
 _MODULES = {
     "algorithms.algorithm": "Algorithm",
@@ -105,11 +109,13 @@ _MODULES = {
     "sandbox.config": "Limits SandboxConfig",
     "sandbox.sandbox": "Sandbox",
     "store.folder": "run_folder",
+    "store.frames": "RunData load_run",
     "store.reader": "AttemptFilter RunReader",
     "tools.function_tool": "Opener Resources Tool tool",
     "tools.mcp": "mcp_tools",
     "tools.python_tool": "python_tool",
-    "training.api": "Trainer train",
+    "training.api": "Trainer resume train",
+    "training.task_files": "tasks_from_jsonl",
 }
 """The public names of each module."""
 
@@ -118,8 +124,20 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = sorted(_MODULE_OF)
 
 
+def _module_with(name: str) -> str | None:
+    # The first module that defines a public class or function of this name; None for names of modules.
+    root = Path(__file__).parent
+    if name.startswith("_") or (root / name).exists() or (root / f"{name}.py").exists():
+        return None
+    definition = re.compile(rf"^(class|def|async def) {re.escape(name)}\b".encode(), re.MULTILINE)
+    found = next((file for file in sorted(root.rglob("*.py")) if definition.search(file.read_bytes())), None)
+    return None if found is None else ".".join(found.relative_to(root.parent).with_suffix("").parts)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
+        if (module := _module_with(name)) is not None:  # from agent_r1 import NAME would hide an AttributeError's text
+            raise ImportError(f"agent_r1 has no {name}: from {module} import {name}", name=__name__)
         raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
     value = vars(import_module(f"agent_r1.{_MODULE_OF[name]}"))[name]
     globals()[name] = value

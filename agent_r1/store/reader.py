@@ -301,6 +301,14 @@ class RunReader:
         )
         return replace(trajectory, start=filled(trajectory.start), turns=tuple(turns))
 
+    def reward_sums(self) -> Iterator[tuple[AttemptId, str, float]]:
+        """Yield (attempt, name of a reward, its sum over the attempt, its turns and calls). Only numbers are summed."""
+        sql = f"""SELECT {_ATTEMPT}, name, sum(value)
+                  FROM rewards JOIN current_attempts AS attempts ON attempt_id = attempts.id
+                  WHERE typeof(value) IN ('integer', 'real') GROUP BY attempts.id, name ORDER BY attempts.id"""
+        for *attempt, name, total in self._rows(sql):
+            yield AttemptId(*attempt), name, total
+
     def token_records(self, attempt: AttemptId) -> tuple[TokenRecord, ...]:
         """Return the token records of an attempt, one per turn; () if none were recorded."""
         sql = """SELECT turn, numbers FROM token_records JOIN current_attempts AS attempts ON attempt_id = attempts.id

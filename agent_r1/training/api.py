@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +20,10 @@ from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.rewards.scoring import RewardFunction
+from agent_r1.store.folder import run_folder
+from agent_r1.store.reader import RunReader, read_file
 from agent_r1.store.saved_weights import find_folder
+from agent_r1.tasksets import build, is_available
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training.build import Placement
 from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
@@ -28,10 +33,76 @@ from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.run import resume as resume_run, train as start_run
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
-from agent_r1.training.user_task import check_agent, check_tasks, make_taskset
+from agent_r1.training.user_task import check_agent, check_tasks, load_task_file, make_taskset
 
 Result = TypeVar("Result")
 Callback = Callable[[StepReport], object]
+
+
+@contextmanager
+def _in_python_words() -> Iterator[None]:
+    # Most errors are written for the command line. A command as a whole stays as it is.
+    try:
+        yield
+    except InvalidInput as error:
+        if "agent-r1 " in error.do or not _OPTION.search(f"{error.what} {error.do}"):
+            raise
+        what, do = (_OPTION.sub(_as_argument, text) for text in (str(error.what), error.do))
+        raise InvalidInput(what, got=error.got, do=do) from error.__cause__
+
+
+_OPTION = re.compile(r"--([a-z]\w*(?:\.[a-z]\w*)*)( [A-Z]+\b)?")
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    name, *inner = option[1].split(".")
+    value = "True" if name == "resume" else ".." if option[2] is None or inner else f'"{option[2].strip()}"'
+    for key in reversed(inner):
+        value = f'{{"{key}": {value}}}'
+    return f"{name}={value}"
+
+
+@_in_python_words()
+def resume(
+    run: str | Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress | None = None,
+    placement: Placement | None = None,
+    **settings: Any,
+) -> TrainReport:
+    """Continue a stopped run of a task set or of a Python file, such as one of the command line.
+
+    A run of ``env`` and ``tasks`` in Python continues with ``agent_r1.train(env, tasks, run=.., resume=True)``.
+
+    Args:
+        run: the name of a run in runs/, or its folder.
+        callbacks, progress, placement: as for :class:`Trainer`.
+        settings: new values of the settings in :data:`agent_r1.training.resume.CHANGEABLE`.
+    """
+    layer = Layer("agent_r1.resume", {"run": str(run), **settings})
+    shown = _CallbackProgress(progress or _notebook_progress(), callbacks)
+
+    def work() -> TrainReport:
+        config = resolve_resume_config([layer])
+        with closing(RunReader(run_folder(config.run))) as reader:
+            file = read_file(reader)
+        if file is not None:
+            taskset = load_task_file(file, config.model)
+        elif is_available(config.taskset):
+            sources = (config.data, config.corpus, config.seed, config.sandbox, config.encoder)
+            taskset = build(config.taskset, *sources)
+        else:
+            do = f"give them: agent_r1.train(env, tasks, run={config.run!r}, resume=True)"
+            raise InvalidInput("run", got=f"{config.run}, whose env and tasks a Python program made", do=do)
+        return resume_run(config, taskset, shown, placement)
+
+    return _run_outside_event_loop(work)
+
+
+def _notebook_progress() -> Progress:
+    # Rich would make each line an output of its own in a notebook. As text on stderr, the lines are one output.
+    return make_progress(Console(stderr=True, force_jupyter=False))
 
 
 def train(
@@ -82,7 +153,7 @@ class Trainer:
             ``evaluate_every`` is set, the split "validation" determines the best step. The result table has one column
             for each split, except "train" and "validation".
         eval_tasks: tasks for the evaluation only. If the split of such a task is "train", the split becomes "test".
-        model: a Hugging Face name or a folder; default: tiny-base.
+        model: a Hugging Face name, a folder, or RUN or RUN@STEP for the weights of a run; default: tiny-base.
         algorithm: a name such as "grpo", "FILE.py:NAME", or an Algorithm.
         rewards: reward functions, in addition to the rewards of the environment.
         agent: an agent program (``docs/gateway.md``): a function of base URL, API key and task, or "FILE.py:NAME".
@@ -94,6 +165,7 @@ class Trainer:
             trainer={"learning_rate": 1e-5}``.
     """
 
+    @_in_python_words()
     def __init__(
         self,
         env: Env,
@@ -121,11 +193,12 @@ class Trainer:
         named = (("model", model), ("algorithm", algorithm), ("agent", agent if isinstance(agent, str) else None))
         given = {key: value for key, value in named if value is not None}
         self._layers = [Layer("agent_r1.train", {**given, **settings})]
-        self._progress = _CallbackProgress(progress or make_progress(Console(stderr=True)), callbacks)
+        self._progress = _CallbackProgress(progress or _notebook_progress(), callbacks)
         self._placement = placement
         self._run: Path | None = None
         self._config: TrainConfig | None = None
 
+    @_in_python_words()
     def train(self, resume: bool = False) -> TrainReport:
         """Train the agent, and return a report that compares the agent with the baselines.
 
@@ -149,6 +222,7 @@ class Trainer:
         self._run = report.run
         return report
 
+    @_in_python_words()
     def evaluate(self) -> Table:
         """Return a result table of the baselines, the base model and (after training) the trained agent."""
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
@@ -174,6 +248,9 @@ class Trainer:
 
 
 def _check_arguments(settings: Mapping[str, Any], rewards: object, callbacks: object) -> None:
+    if "resume" in settings:
+        do = "give it to train(), or call agent_r1.resume(run) for a run of the command line"
+        raise InvalidInput("resume", got="an argument of Trainer", do=do)
     for name in ("taskset", "data", "corpus", "sandbox"):
         if name in settings:
             raise InvalidInput(name, got=repr(settings[name]), do="leave it out: env and tasks are the task set")

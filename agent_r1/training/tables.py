@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import html
+import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from agent_r1.store.frames import table_frame
 from agent_r1.training.metrics import EXACT_MATCH, EvalResult
 
+if TYPE_CHECKING:
+    import pandas
+
+TEXT_WIDTH = 120
 NORMAL_95 = 1.959963984540054
 
 
@@ -86,6 +93,16 @@ class Table:
     measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     passed: Mapping[str, PassAtK] = field(default_factory=dict)  # pass@k by method
 
+    def __str__(self) -> str:
+        return _as_text(render_table(self))
+
+    def _repr_html_(self) -> str:  # notebooks show an object so
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per method and split: the columns method, split, em, low, high, f1, n and more."""
+        return table_frame(table_json(self)["table"])
+
     @property
     def exact(self) -> bool:
         """Whether the number ``em`` in each cell is exact match. If not, ``em`` is a reward."""
@@ -102,6 +119,12 @@ class TrainReport:
     table: Table
     pass_at_k: PassAtK | None = None  # pass@k of the base model; None if not measured
     resumed_from: int = 0  # the step from which the run was last resumed; 0 if the run was not resumed
+
+    def __str__(self) -> str:
+        return _as_text(render_report(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def make_cell(results: Sequence[EvalResult]) -> Cell | None:
@@ -160,6 +183,13 @@ def report_json(report: TrainReport) -> dict[str, Any]:
     base = None if report.pass_at_k is None else asdict(report.pass_at_k)
     about = {"run": str(report.run), "steps": report.steps, "train_seconds": report.train_seconds, "pass_at_k": base}
     return table_json(report.table) | about
+
+
+def _as_text(shown: Group) -> str:
+    console = Console(width=TEXT_WIDTH, file=io.StringIO(), force_jupyter=False, highlight=False)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines())
 
 
 def render_table(table: Table) -> Group:

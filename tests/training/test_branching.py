@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1 import InvalidInput
+import agent_r1
+from agent_r1 import InvalidInput, load_run
 from agent_r1.cli import main
+from agent_r1.store.folder import create_run
 from agent_r1.store.manifest import read_manifest
 from agent_r1.store.reader import RunReader, read_results
 from agent_r1.store.saved_weights import find_folder
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.progress import SilentProgress
 
 FILE = """
 from agent_r1 import Task, ToolEnv, exact_match
@@ -91,3 +95,12 @@ def test_weights_of_a_step_are_evaluated_and_a_step_without_weights_is_one_line(
     assert find_folder("damaged") == "runs/damaged/checkpoints/step-3"
     with pytest.raises(InvalidInput, match="there are: 1, 2, 3"):
         find_folder("damaged@4")
+
+
+def test_a_run_of_the_command_line_continues_in_python(folder: Path) -> None:
+    report = agent_r1.resume("own", steps=4, progress=SilentProgress())
+    assert (report.run, report.steps, report.resumed_from) == (Path("runs/own"), 4, 3)
+    assert list(load_run("own").metrics().index) == [1, 2, 3, 4]
+    create_run(Path("runs/python"), TrainConfig(taskset="custom", model="tiny-base").model_dump(mode="json")).close()
+    with pytest.raises(InvalidInput, match=r"give them: agent_r1\.train\(env, tasks, run='python', resume=True\)"):
+        agent_r1.resume("python")
