@@ -120,6 +120,8 @@ class OpenAIBody(Body):
     user: str | None = None
     store: bool | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: str | None = None
 
 

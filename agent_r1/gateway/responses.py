@@ -112,7 +112,7 @@ class _Body(OpenAIBody):
     text: _TextOptions | None = None
     include: list[str] | None = None
     background: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
     # accepted, without an effect
     reasoning: dict[str, Any] | None = None
     stream_options: dict[str, Any] | None = None
@@ -158,6 +158,7 @@ def _chat_request(body: _Body) -> ChatRequest:
         "parallel_tool_calls=false": body.parallel_tool_calls is False,
         "reasoning.effort": (body.reasoning or {}).get("effort"),
         "text.verbosity": body.text is not None and body.text.verbosity,
+        "truncation=auto": body.truncation == "auto",
         **{f"include={name}": name != LOGPROBS for name in body.include or ()},
     }
     return ChatRequest(

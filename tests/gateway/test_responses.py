@@ -47,7 +47,8 @@ def test_an_agent_with_a_tool_continues_its_tokens(episodes, streams, by_id):
 def test_limits_and_refusals(episodes):
     def run(base_url, api_key, task):
         client = openai.OpenAI(base_url=base_url, api_key=api_key)
-        cut = client.responses.create(model="any", input="Who?", max_output_tokens=3)
+        cached = {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}
+        cut = client.responses.create(model="any", input="Who?", max_output_tokens=3, truncation="auto", **cached)
         assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         with pytest.raises(openai.NotFoundError, match="no response"):
             client.responses.create(model="any", input="Who?", previous_response_id="resp_other")
