@@ -1,4 +1,4 @@
-"""The agents of other frameworks in examples/agents: they run unchanged, and their recorded tokens are those sampled."""
+"""The agents of other frameworks in examples/agents run unchanged, and their recorded tokens are those sampled."""
 
 import importlib.util
 import json
