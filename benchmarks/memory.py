@@ -129,7 +129,7 @@ def measure(case: Case, context: int = 256) -> None:
     from agent_r1.model.adapter import add_adapter, copy_sharing_frozen, merged_copy
     from agent_r1.trainer.single_process import SingleProcessTrainer
     from agent_r1.trainer.updater import PolicyUpdater
-    from agent_r1.training.checkpoint_files import copy_weights
+    from agent_r1.training.checkpoint_files import weights_on_cpu
     from agent_r1.training.config import TrainConfig
     from agent_r1.training.memory_estimate import plan_memory
 
@@ -158,7 +158,7 @@ def measure(case: Case, context: int = 256) -> None:
         for _ in range(2):
             groups = list(random_groups(config, context, model.config.vocab_size))
             await updater.update([updater.select(group) for group in groups])
-            saved[:] = [copy_weights(model), updater.state()]
+            saved[:] = [weights_on_cpu(model), updater.state()]
 
     asyncio.run(take_updates())
     if config.trainer.lora.rank:

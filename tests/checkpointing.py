@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from agent_r1.core.files import Disk
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.trainer.protocol import TrainerState
-from agent_r1.training.checkpoint_files import BestStep, Snapshot, TrainProgress, copy_weights
+from agent_r1.training.checkpoint_files import BestStep, Snapshot, TrainProgress, weights_on_cpu
 from agent_r1.training.monitor import FailureRecord, MonitorState
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -26,7 +26,7 @@ def make_model(**changes: object) -> PreTrainedModel:
 def snapshot_of(step: int, model: PreTrainedModel, best: BestStep | None = None) -> Snapshot:
     """Return a snapshot that differs from step to step."""
     tensors = {"optimizer.step": torch.tensor(float(step)), "critic.head": torch.full((4, 2), float(step))}
-    weights = {name: tensor + step for name, tensor in copy_weights(model).items()}
+    weights = {name: tensor + step for name, tensor in weights_on_cpu(model).items()}
     trainer = TrainerState(tensors, {"step": step, "policy": f"checksum {step}"})
     return Snapshot(TrainProgress(step, best=best), weights, trainer, monitor_state_of(step))
 

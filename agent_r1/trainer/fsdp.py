@@ -446,8 +446,8 @@ class FsdpTrainer:
         trained = {name: p.detach().cpu() for name, p in self._model.named_parameters() if p.requires_grad}
         self._call("load_weights", trained)
 
-    def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the trainer's state. Each rank writes its parts of the tensors to a file in ``folder``."""
+    def state(self, folder: Path | None = None, *, copy: bool = True) -> TrainerState:
+        """Return a copy of the trainer's state: each rank writes its parts of the tensors to a file in ``folder``."""
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
             "reference": self._reference_checksum,

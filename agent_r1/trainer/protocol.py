@@ -123,8 +123,11 @@ class TrainerBackend(Protocol):
         """Replace the policy's trained weights. ``weights`` maps the name of each trained weight to its new tensor."""
         ...
 
-    def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy, on the CPU, of the trainer's state without the policy's weights."""
+    def state(self, folder: Path | None = None, *, copy: bool = True) -> TrainerState:
+        """Return the trainer's state on the CPU, without the policy's weights.
+
+        Without a copy, the tensors can be the trainer's own, which the next optimizer step changes.
+        """
         ...
 
     def load_state(self, state: TrainerState) -> None:

@@ -184,8 +184,8 @@ class SingleProcessTrainer:
         self._policy.refresh()
         self._checksum = None
 
-    def state(self, folder: Path | None = None) -> TrainerState:
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._tensors().items()}
+    def state(self, folder: Path | None = None, *, copy: bool = True) -> TrainerState:
+        tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in self._tensors().items()}
         scalars: dict[str, int | float | str] = {
             "policy": self._current_checksum(),
             "reference": self._reference_checksum(),

@@ -214,9 +214,9 @@ class PolicyUpdater:
         self._version += 1
         self._published = None
 
-    def state(self, folder: Path | None = None) -> TrainerState:
-        """Return a copy of the state of updater and trainer, without the policy's weights."""
-        state = self._trainer.state(folder)
+    def state(self, folder: Path | None = None, *, copy: bool = True) -> TrainerState:
+        """Return the state of updater and trainer, without the policy's weights. See :meth:`TrainerBackend.state`."""
+        state = self._trainer.state(folder, copy=copy)
         own = {"step": self._step, "version": self._version, "kl_coefficient": self._kl_coef}
         roles = {f"{ROLE_BASELINE}{role}": baseline for role, baseline in self._role_baselines.items()}
         return replace(state, scalars={**own, **roles, **state.scalars})

@@ -124,6 +124,7 @@ class Runtime:
     updater: PolicyUpdater
     engine: InferenceEngine
     placement: Placement
+    saves_copies: bool  # whether a checkpoint is copied in memory, so that training goes on while it is written
     agent: Agent  # samples at the configured temperature
     meter: EngineMeter  # counts the requests of the agent to the engine
     extra_scorers: tuple[Scorer, ...]  # the scorers of the setting ``extra_rewards``
@@ -142,7 +143,9 @@ def build_runtime(
     engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
     events, meter = tuple(_events(config, policy, plan, devices)), EngineMeter()
     agent = policy.agent(MeteredEngine(engine, meter), config, config.temperature)
-    return Runtime(config, taskset, policy, trainer, updater, engine, placement, agent, meter, extra, events)
+    return Runtime(
+        config, taskset, policy, trainer, updater, engine, placement, plan.copies, agent, meter, extra, events
+    )
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
@@ -196,6 +199,8 @@ def _events(config: TrainConfig, policy: Policy, plan: MemoryPlan, devices: str)
     if plan.micro_tokens < config.trainer.micro_tokens:
         detail = f"micro-batches have {plan.micro_tokens} tokens instead of {config.trainer.micro_tokens}, so that"
         yield LogEvent(MEMORY, f"{detail} the run takes about {plan}")
+    if not plan.copies:
+        yield LogEvent(MEMORY, "training waits while a checkpoint is written, because a copy of it would not fit")
 
 
 def rollout_limits(config: RunConfig) -> RolloutLimits:

@@ -120,7 +120,7 @@ class TrainProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The content of a checkpoint, copied to the CPU."""
+    """The content of a checkpoint on the CPU: copies, or the tensors of the run itself."""
 
     progress: TrainProgress
     weights: Mapping[str, Tensor]
@@ -151,14 +151,14 @@ class LatestCheckpoint:
     skipped: tuple[SkippedCheckpoint, ...]
 
 
-def copy_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of the model's trained weights on the CPU, by name. Tied weights stay tied."""
-    copies: dict[int, Tensor] = {}
+def weights_on_cpu(model: PreTrainedModel, *, copy: bool = True) -> dict[str, Tensor]:
+    """Return the model's trained weights on the CPU, by name: copies, or the model's own. Tied weights stay tied."""
+    moved: dict[int, Tensor] = {}
     state = {name: tensor.detach() for name, tensor in trained_weights(model).items()}
     for tensor in state.values():
-        if tensor.data_ptr() not in copies:
-            copies[tensor.data_ptr()] = tensor.to("cpu", copy=True)
-    return {name: copies[tensor.data_ptr()] for name, tensor in state.items()}
+        if tensor.data_ptr() not in moved:
+            moved[tensor.data_ptr()] = tensor.to("cpu", copy=copy)
+    return {name: moved[tensor.data_ptr()] for name, tensor in state.items()}
 
 
 def save_model(

@@ -8,7 +8,7 @@ import logging
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -30,13 +30,13 @@ from agent_r1.training.checkpoint_files import (
     SkippedCheckpoint,
     Snapshot,
     TrainProgress,
-    copy_weights,
     find_latest_checkpoint,
     load_checkpoint,
     quarantine,
     save_checkpoint,
     save_model,
     state_folder,
+    weights_on_cpu,
 )
 from agent_r1.training.evaluate import Method, evaluate_split
 from agent_r1.training.metrics import VALIDATION_SUBSET
@@ -89,8 +89,6 @@ class ResumeState:
     progress: TrainProgress
     monitor: MonitorState
     events: tuple[Event, ...]  # the events that the run records first
-    # the weights of the step ``progress.best``; empty without a best step
-    best_weights: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def initial_state(updater: PolicyUpdater) -> ResumeState:
@@ -120,7 +118,7 @@ def restore_run(run: Path, policy: Policy, updater: PolicyUpdater) -> ResumeStat
     resumed = LogEvent(RESUMED, f"from step {saved.progress.step}")
     inexact = _smaller_micro_batches(saved.trainer, updater)
     state = ResumeState(saved.progress, saved.monitor, (*skipped, resumed, *inexact))
-    return state if saved.progress.best is None else _with_best_weights(state, run, policy)
+    return _without_lost_best(state, run)
 
 
 def _smaller_micro_batches(saved: TrainerState, updater: PolicyUpdater) -> tuple[LogEvent, ...]:
@@ -159,11 +157,10 @@ def _quarantine(skipped: SkippedCheckpoint) -> LogEvent:
         raise InvalidInput("run", got=f"{skipped.folder}, which cannot be renamed: {error}", do=do) from error
 
 
-def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeState:
+def _without_lost_best(state: ResumeState, run: Path) -> ResumeState:
     best = state.progress.best
-    assert best is not None
-    if best.step == state.progress.step:
-        return replace(state, best_weights=copy_weights(policy.model))
+    if best is None or best.step == state.progress.step:
+        return state
     folder = run / CHECKPOINTS / f"{STEP}{best.step}"
     try:
         with closing(RunReader(run)) as reader:
@@ -172,7 +169,7 @@ def _with_best_weights(state: ResumeState, run: Path, policy: Policy) -> ResumeS
         lost = LogEvent(CORRUPT, f"the best checkpoint by validation, of step {best.step}, is lost")
         events = (*state.events, _quarantine(SkippedCheckpoint(folder, str(error))), lost)
         return replace(state, progress=replace(state.progress, best=None), events=events)
-    return replace(state, best_weights=dict(read_weights(folder, policy.model)))
+    return state
 
 
 def _trim_heap() -> None:
@@ -188,7 +185,8 @@ class CheckpointManager:
     def __init__(self, runtime: Runtime, folder: Path, start: ResumeState, recorder: Recorder) -> None:
         self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
         self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
-        self._best_weights: Mapping[str, Tensor] = start.best_weights
+        self._saves_copies = runtime.saves_copies
+        self._best_weights: Mapping[str, Tensor] = {}  # only without checkpoints, which hold them otherwise
         self._recorder = recorder
         self._writer = AsyncCheckpointWriter(self._write, recorder)
         self._snapshot: Snapshot | None = None
@@ -207,18 +205,20 @@ class CheckpointManager:
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def copy_if_due(self, monitor: MonitorState) -> None:
-        """If a checkpoint is due, copy the content of the checkpoint: weights, trainer state and ``monitor``."""
+        """If a checkpoint is due, take its content: weights, trainer state and ``monitor``."""
         self._monitor = monitor
         step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
         if self._is_due(step, every) or (every > 0 and best is not None and best.step == step):
             await self._writer.wait()
             self._snapshot = await run_in_thread(self._take_snapshot)
 
-    def start_saving(self) -> None:
-        """Start to write the copy that :meth:`copy_if_due` made. If there is no copy, do nothing."""
+    async def save_if_due(self) -> None:
+        """Write what :meth:`copy_if_due` took, if anything. Return before it is written only if it is a copy."""
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None
+            if not self._saves_copies:  # the next update would change what is being written
+                await self._writer.wait()
 
     async def save_now(self) -> None:
         """Write a checkpoint now, and wait until it is complete. Call this method before the next update."""
@@ -272,7 +272,8 @@ class CheckpointManager:
         await self._recorder.record(result_event("validation", data))
         if self._progress.best is None or cell.em >= self._progress.best.em:
             self._progress = replace(self._progress, best=BestStep(step, cell.em))
-            self._best_weights = await run_in_thread(copy_weights, self._policy.model)
+            if self._config.checkpoint_every == 0:
+                self._best_weights = await run_in_thread(weights_on_cpu, self._policy.model)
         metrics = {"validation_em": cell.em, "validation_f1": cell.f1}
         if self._taskset.subset is not None:
             by_subset: dict[str, list[float]] = {}
@@ -284,8 +285,9 @@ class CheckpointManager:
 
     def _take_snapshot(self) -> Snapshot:
         self._saved_step = self._progress.step
-        state = self._updater.state(state_folder(self._folder))
-        return Snapshot(self._progress, copy_weights(self._policy.model), state, self._monitor)
+        state = self._updater.state(state_folder(self._folder), copy=self._saves_copies)
+        weights = weights_on_cpu(self._policy.model, copy=self._saves_copies)
+        return Snapshot(self._progress, weights, state, self._monitor)
 
     def _write(self, snapshot: Snapshot) -> None:
         policy, keep = self._policy, self._config.checkpoint_keep
@@ -293,8 +295,9 @@ class CheckpointManager:
         _trim_heap()
 
     def _save_final_model(self) -> None:
-        if self._progress.best is not None:
-            self._updater.load_weights(self._best_weights)
+        policy, best = self._policy, self._progress.best
+        if best is not None and best.step != self._progress.step:
+            folder = self._folder / CHECKPOINTS / f"{STEP}{best.step}"
+            self._updater.load_weights(self._best_weights or read_weights(folder, policy.model))
             self._updater.publish()  # a trainer in other processes copies its weights to the policy
-        policy = self._policy
         save_model(self._folder, policy.model, policy.tokenizer, images=policy.images)

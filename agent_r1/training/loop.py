@@ -163,7 +163,10 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
                 await _record_step(run, batch, update, published, validation | proxy, timings)
                 profiles.on_step(update.step, profile, is_last=update.step == config.steps)
                 await monitor.report(findings)
-                manager.start_saving()  # after the step was recorded: a checkpoint needs the rows up to its step
+                watch.lap("monitor_seconds")
+                with measure("store"):
+                    await manager.save_if_due()  # after the step was recorded: it needs the rows up to its step
+                watch.lap("checkpoint_seconds")
                 await staleness.on_step_end(update.version.number)
     monitor.on_end()
     if validation := await manager.validate_last_step():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ class MemoryPlan:
     """The memory that a run needs with micro-batches of at most ``micro_tokens`` tokens."""
 
     micro_tokens: int
+    copies: bool  # whether a checkpoint is copied in memory, so that training goes on while the copy is written
     uses: tuple[MemoryUse, ...]
 
     @property
@@ -206,10 +208,13 @@ class MemoryPlan:
 
 
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
-    """Return the memory that a run needs to train ``model``, with the largest micro-batches that fit."""
+    """Return the memory that a run needs to train ``model``, with the largest micro-batches that fit.
+
+    If none fit, training waits while a checkpoint is written, which saves the memory of its copy.
+    """
     shares = shares_prefixes(config.trainer, config.algorithm, [model])
-    for tokens in _candidates(config, context):
-        plan = _plan(model, config, context, tokens, shares)
+    for copies, tokens in product((True, False), _candidates(config, context)):
+        plan = _plan(model, config, context, tokens, shares, copies)
         if plan.total <= available:
             return plan
     got = f"{_gib(available)} free, but at least {plan} are needed"
@@ -224,12 +229,16 @@ def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
     yield min(config.trainer.micro_tokens, context)
 
 
-def _plan(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> MemoryPlan:
-    return MemoryPlan(tokens, tuple(use for use in _uses(model, config, context, tokens, shares) if use.size))
+def _plan(
+    model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool, copies: bool = False
+) -> MemoryPlan:
+    uses = (*_uses_for_weights(model, config, copies), *_uses_for_tokens(model, config, context, tokens, shares))
+    return MemoryPlan(tokens, copies, tuple(use for use in uses if use.size))
 
 
-def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool) -> Iterator[MemoryUse]:
-    yield from _uses_for_weights(model, config)
+def _uses_for_tokens(
+    model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool
+) -> Iterator[MemoryUse]:
     if config.engine.backend == "embedded":
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
         rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
@@ -248,14 +257,14 @@ def _uses(model: PreTrainedModel, config: TrainConfig, context: int, tokens: int
         yield MemoryUse("merged model", max(0, FLOAT32 * _count_weights(model) - size))
 
 
-def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[MemoryUse]:
+def _uses_for_weights(model: PreTrainedModel, config: TrainConfig, copies: bool) -> Iterator[MemoryUse]:
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
     computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
     parameters, on_cpu = _count_weights(model), model.device.type == "cpu"
     trained = 1 + ("critic" in needs)
-    copies = trained * computed if config.trainer.dtype != "float32" else 0
+    computing = trained * computed if config.trainer.dtype != "float32" else 0
     changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
-    changed = served + copies + (trained - 1 + changing) * FLOAT32  # bytes for each weight that training changes
+    changed = served + computing + (trained - 1 + changing) * FLOAT32  # bytes for each weight that training changes
     if lora.rank:  # policy, critic, reference and an engine of the same type share the frozen weights
         frozen = ((served != computed) * served + ("teacher" in needs) * computed) * parameters
         size = _without_data(model, lambda: adapter_weights(model, lora))
@@ -271,8 +280,9 @@ def _uses_for_weights(model: PreTrainedModel, config: TrainConfig) -> Iterator[M
     moments = MOMENT_BYTES[config.trainer.optimizer] * trained * size
     yield MemoryUse("gradients and moments", (trained * FLOAT32 * size + moments) // parts)
     if on_cpu:  # the copies are in CPU memory, which a GPU does not use
-        checkpoint = (trained * FLOAT32 * size + moments) * (config.checkpoint_every > 0)
-        yield MemoryUse("copies to save", checkpoint + (config.evaluate_every > 0) * FLOAT32 * size)
+        checkpoint = (trained * FLOAT32 * size + moments) * copies * (config.checkpoint_every > 0)
+        best = FLOAT32 * size * (config.evaluate_every > 0 and config.checkpoint_every == 0)
+        yield MemoryUse("copies to save", checkpoint + best)
 
 
 def _count_weights(model: PreTrainedModel) -> int:

@@ -21,10 +21,10 @@ from agent_r1.trainer.protocol import TrainerState
 from agent_r1.training.checkpoint_files import (
     Snapshot,
     TrainProgress,
-    copy_weights,
     find_latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
+    weights_on_cpu,
 )
 from agent_r1.training.monitor import MonitorState
 
@@ -111,7 +111,7 @@ class Saver:
         save_checkpoint(run, self._snapshot(step), self._model, self._tokenizer, keep, disk)
 
     def _snapshot(self, step: int) -> Snapshot:
-        weights = {name: tensor + step for name, tensor in copy_weights(self._model).items()}
+        weights = {name: tensor + step for name, tensor in weights_on_cpu(self._model).items()}
         tensors = {name: tensor * step for name, tensor in weights.items()}
         trainer = TrainerState(tensors, {"step": step, "policy": f"checksum {step}"})
         return Snapshot(TrainProgress(step), weights, trainer, MonitorState(validation_warned=step))

@@ -26,12 +26,12 @@ from agent_r1.store.manifest import (
 from agent_r1.training.checkpoint_files import (
     BestStep,
     TrainProgress,
-    copy_weights,
     find_latest_checkpoint,
     load_checkpoint,
     quarantine,
     save_checkpoint,
     save_model,
+    weights_on_cpu,
 )
 
 
@@ -59,7 +59,7 @@ def test_tied_weights_stay_tied_and_are_written_once(
     tmp_path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     tied = make_model(tie_word_embeddings=True)
-    weights = copy_weights(tied)
+    weights = weights_on_cpu(tied)
     assert weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
     snapshot = replace(snapshot_of(1, tied), weights=weights)
     saved = save_checkpoint(tmp_path, snapshot, tied, tokenizer, 2) / "model.safetensors"
@@ -69,7 +69,7 @@ def test_tied_weights_stay_tied_and_are_written_once(
 
 def test_a_snapshot_does_not_change_with_the_model(model: PreTrainedModel) -> None:
     moving = make_model()
-    taken = copy_weights(moving)
+    taken = weights_on_cpu(moving)
     with torch.no_grad():
         for parameter in moving.parameters():
             parameter.add_(1)

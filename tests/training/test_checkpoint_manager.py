@@ -1,6 +1,7 @@
 """The files of a whole run: checkpoints that it can continue from, a final model, and a valid database."""
 
 import json
+import threading
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agent_r1.config import Layer, resolve
 from agent_r1.core.taskset import TaskSet
@@ -15,8 +17,9 @@ from agent_r1.store.manifest import check_manifest, checkpoint_step, list_checkp
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
-from agent_r1.training import checkpoint_manager as manager
-from agent_r1.training.checkpoint_files import CheckpointError, find_latest_checkpoint
+from agent_r1.trainer.updater import PolicyUpdater, UpdateReport
+from agent_r1.training import build as build_run, checkpoint_manager as manager
+from agent_r1.training.checkpoint_files import CheckpointError, Snapshot, find_latest_checkpoint, saved_tensors
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
@@ -72,6 +75,43 @@ def test_the_best_by_validation_is_among_the_checkpoints(taskset: TaskSet, run: 
     assert best["step"] in [checkpoint_step(path) for path in list_checkpoints(run)]
     kept = check_manifest(run / "checkpoints" / f"step-{best['step']}").fingerprint
     assert kept.weights == check_manifest(run / "model").fingerprint.weights
+
+
+def test_without_memory_for_copies_training_waits_and_writes_the_same_checkpoints(
+    taskset: TaskSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, saves, saving, updating = build_run.plan_memory, [], threading.Event(), threading.Event()
+    monkeypatch.setattr(build_run, "plan_memory", lambda *given: replace(plan(*given), copies=False))
+    update, save = PolicyUpdater.update, manager.save_checkpoint
+
+    async def watched(self: PolicyUpdater, batch: Any) -> UpdateReport:
+        if saving.is_set():
+            updating.set()
+        return await update(self, batch)
+
+    def slow(folder: Path, snapshot: Snapshot, model: Any, *rest: Any, **options: Any) -> Path:
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        saving.set()
+        updating.wait(timeout=2.0)  # time for an update that does not wait
+        saving.clear()
+        written = save(folder, snapshot, model, *rest, **options)
+        saves.append({weight.data_ptr() for weight in snapshot.weights.values()} <= own)
+        return written
+
+    monkeypatch.setattr(PolicyUpdater, "update", watched)
+    monkeypatch.setattr(manager, "save_checkpoint", slow)
+    waiting = train(config_of(taskset, tmp_path / "run"), taskset, SilentProgress()).run
+    assert len(saves) >= 2 and all(saves)  # without a copy
+    assert not updating.is_set()
+    folders = [sorted(list_checkpoints(folder)) for folder in (run, waiting)]
+    assert [path.name for path in folders[0]] == [path.name for path in folders[1]]
+    for one, other in zip(*folders, strict=True):
+        assert check_manifest(one).fingerprint == check_manifest(other).fingerprint
+        pairs = saved_tensors(one), saved_tensors(other)
+        assert pairs[0].keys() == pairs[1].keys() and all(map(torch.equal, *(pair.values() for pair in pairs)))
+    assert check_manifest(run / "model").fingerprint == check_manifest(waiting / "model").fingerprint
+    with closing(RunReader(waiting)) as reader:
+        assert any("training waits while a checkpoint is written" in event.detail for event in reader.events())
 
 
 def test_a_failed_save_stops_the_run_with_one_line_and_the_model_is_still_saved(

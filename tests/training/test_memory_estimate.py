@@ -203,6 +203,14 @@ def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
         assert plan_memory(model, config, 128, total - 1).micro_tokens == tokens // 2
 
 
+def test_without_memory_for_the_smallest_micro_batches_checkpoints_are_not_copied() -> None:
+    model, config = qwen(), config_of()
+    smallest = plan_memory(model, config_of(trainer__micro_tokens=128), 128, PLENTY)
+    short = plan_memory(model, config, 128, smallest.total - 1)
+    assert smallest.copies and use_of(smallest, "copies to save") and not short.copies
+    assert use_of(short, "copies to save") == 0 and short.micro_tokens >= 128 and short.total < smallest.total
+
+
 def test_a_model_that_cannot_run_without_data_is_trained_without_an_estimate(caplog: Any) -> None:
     class DataDependent(Qwen2ForCausalLM):
         def __init__(self, config: Qwen2Config) -> None:
