@@ -104,7 +104,7 @@ COMMON = frozenset(
         *("engine.backend", "engine.dtype", "algorithm", "run", "steps", "groups_per_step", "group_size"),
         *("max_staleness", "temperature", "reward_weights", "evaluate_every", "evaluate_n", "checkpoint_every"),
         *("track", "trainer.learning_rate", "trainer.minibatches", "trainer.lora.rank", "trainer.dtype"),
-        *("trainer.ranks", "methods", "splits", "pass_k"),
+        *("trainer.ranks", "methods", "splits", "pass_k", "api_url", "api_model", "labels"),
     )
 )
 """The settings that ``--help`` shows; ``--help_all`` shows all."""
@@ -255,7 +255,7 @@ def require_file(folder: Path, taskset: str) -> None:
 @json_option
 @quiet_option
 def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
-    """Compare a model, a folder or a run with the baselines, in a table.
+    """Compare a model, a folder or a run with the baselines, and with models behind an API, in a table.
 
     The file of --config can be a configuration for training. Settings that only training has are ignored.
     """

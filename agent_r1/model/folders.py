@@ -136,7 +136,8 @@ def find_folder(name: str, kind: Kind) -> Path:
             raise InvalidInput(kind, got=f"{name}, which is not a folder", do="name the folder of a model")
         return Path(name)
     if name.startswith(("http://", "https://")):
-        do = "give a Hugging Face name or a folder: the weights are needed, which no API gives"
+        do = "give a Hugging Face name or a folder: the weights are needed, which no API gives; "
+        do += "for a row of a model behind an API: agent-r1 eval --api_url URL --api_model NAME"
         raise InvalidInput(kind, got=f"{redact_url(name)}, an address", do=do)
     if not _is_hub_name(name):
         raise InvalidInput(kind, got=f"{name or 'nothing'}, a folder that does not exist", do="name one that exists")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,25 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_r1.chat_api import ChatApi, Failure, Reply
 from agent_r1.config import read_toml, resolve
 from agent_r1.core.errors import InvalidInput, read_credential, shorten
 from agent_r1.core.files import atomic_write
 from agent_r1.core.messages import Message, parts_text
-from agent_r1.core.redaction import REDACTED, redact, redact_url
+from agent_r1.core.redaction import redact_url
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Scores, Trajectory, Unscored
-
-MAX_ANSWER = 1_000_000
-"""The maximum size of a judge's answer, in bytes."""
-
-MAX_REASON = 300
-"""The maximum number of characters in the reason why a judge gave no grades."""
-
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
-"""The HTTP statuses after which a request to a judge is repeated."""
 
 RUBRIC = """\
 You grade several attempts of an assistant at the same task. An attempt is good if it reaches the goal of the task, if
@@ -97,19 +87,6 @@ def load_judge(file: Path) -> JudgeConfig:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The reason why a request gave no grades.
-
-    If ``is_final`` is true, a repeated request would fail too. ``retry_after`` is the pause in seconds that the
-    endpoint demands.
-    """
-
-    reason: str
-    is_final: bool = False
-    retry_after: float = 0.0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Judge:
     """A scorer with one reward: the grade from 0 to 1 that a judge gives to each attempt.
@@ -121,17 +98,20 @@ class Judge:
 
     name: str
     config: JudgeConfig
-    slots: asyncio.Semaphore = field(init=False)
+    api: ChatApi = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slots", asyncio.Semaphore(self.config.concurrency))
+        config = self.config
+        key = read_credential(config.api_key_env) if config.api_key_env else ""
+        api = ChatApi(config.url, key, config.seconds, config.tries, config.pause, config.concurrency)
+        object.__setattr__(self, "api", api)
 
     async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
         texts = [transcript(trajectory, self.config.max_characters) for trajectory in group]
         different = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
         body = self._body(group[0].start if group else (), different)
         grades = await self._grades(body, len(different))
-        if isinstance(grades, _Failure):
+        if isinstance(grades, Failure):
             return tuple({self.name: Unscored(grades.reason)} for _ in group)
         by_text = dict(zip(different, grades, strict=True))
         return tuple({self.name: by_text[text]} for text in texts)
@@ -146,55 +126,23 @@ class Judge:
         limits = {"temperature": self.config.temperature, "max_tokens": self.config.max_tokens}
         return {"model": self.config.model, "messages": messages, **limits}
 
-    async def _grades(self, body: Mapping[str, Any], count: int) -> tuple[float, ...] | _Failure:
+    async def _grades(self, body: Mapping[str, Any], count: int) -> tuple[float, ...] | Failure:
         data = json.dumps(body, sort_keys=True).encode()
         asked = f"{redact_url(self.config.url)}\n".encode() + data  # endpoints can give different models the same name
         file = self.config.cache.expanduser() / f"{hashlib.sha256(asked).hexdigest()}.json"
         cached = _read(file, count)
         if cached is not None:
             return cached
-        failure = _Failure("it was never asked")
-        for attempt in range(self.config.tries):
-            if attempt:
-                pause = max(self.config.pause * 2 ** (attempt - 1), failure.retry_after)
-                await asyncio.sleep(min(pause, self.config.seconds))
-            async with self.slots:
-                answer = await self._ask(data)
-            grades = parse_grades(answer, count) if isinstance(answer, str) else answer
-            if isinstance(grades, tuple):
-                _write(file, grades)
-                return grades
-            failure = grades
-            if failure.is_final:
-                break
-        return _Failure(self._redact(f"the judge gave no grades: {failure.reason}"))
+        grades = await self.api.complete(data, lambda reply: _read_grades(reply, count))
+        if isinstance(grades, Failure):
+            return Failure(f"the judge gave no grades: {grades.reason}")
+        _write(file, grades)
+        return grades
 
-    async def _ask(self, data: bytes) -> str | _Failure:
-        url = httpx.URL(self.config.url.rstrip("/") + "/chat/completions")
-        credentials = (url.username, url.password) if url.userinfo else None
-        headers = {"Content-Type": "application/json"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
-        try:
-            # No redirects, which could lead the key to another host, and no proxy from the environment.
-            async with (
-                asyncio.timeout(self.config.seconds),
-                httpx.AsyncClient(timeout=self.config.seconds, trust_env=False, auth=credentials) as client,
-                client.stream("POST", url.copy_with(userinfo=b""), content=data, headers=headers) as response,
-            ):
-                return await _read_response(response)
-        except TimeoutError:
-            return _Failure(f"no answer within {self.config.seconds:g} seconds")
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError) as error:
-            return _Failure(f"{type(error).__name__}: {error}")
 
-    def _key(self) -> str:
-        return read_credential(self.config.api_key_env) if self.config.api_key_env else ""
-
-    def _redact(self, reason: str) -> str:
-        # A server can repeat a wrong key in its errors.
-        key = self._key()
-        return shorten(" ".join(redact(reason.replace(key, REDACTED) if key else reason).split()), MAX_REASON)
+def _read_grades(reply: Reply, count: int) -> tuple[float, ...] | Failure:
+    content = reply.message.get("content")
+    return parse_grades(content, count) if isinstance(content, str) else Failure("a message without text")
 
 
 def _in_one_line(text: str) -> str:
@@ -203,25 +151,7 @@ def _in_one_line(text: str) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
-async def _read_response(response: httpx.Response) -> str | _Failure:
-    data = b""
-    async for part in response.aiter_bytes():
-        data += part
-        if len(data) > MAX_ANSWER:
-            return _Failure(f"an answer of more than {MAX_ANSWER:,} bytes", is_final=True)
-    if not response.is_success:
-        text = data.decode("utf-8", "replace")
-        after = response.headers.get("Retry-After", "")
-        pause = float(after) if after.isascii() and after.isdigit() else 0.0
-        return _Failure(f"status {response.status_code}: {text}", response.status_code not in RETRIED, pause)
-    try:
-        content = json.loads(data)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        return _Failure("an answer that is no chat completion")
-    return content if isinstance(content, str) else _Failure("a message without text")
-
-
-def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
+def parse_grades(text: str, count: int) -> tuple[float, ...] | Failure:
     """Return the grades in ``text``, or the reason of a failure.
 
     In the first JSON object with the key ``scores``, the value of this key must be a list of numbers from 0 to 1.
@@ -240,15 +170,15 @@ def parse_grades(text: str, count: int) -> tuple[float, ...] | _Failure:
         if isinstance(found, dict) and "scores" in found:
             return _check(found["scores"], count)
         start = text.find("{", start + 1)
-    return _Failure("an answer without a JSON object that has scores")
+    return Failure("an answer without a JSON object that has scores")
 
 
-def _check(scores: object, count: int) -> tuple[float, ...] | _Failure:
+def _check(scores: object, count: int) -> tuple[float, ...] | Failure:
     if not isinstance(scores, list) or len(scores) != count:
-        return _Failure(f"{len(scores) if isinstance(scores, list) else 'no list of'} scores for {count} attempts")
+        return Failure(f"{len(scores) if isinstance(scores, list) else 'no list of'} scores for {count} attempts")
     for score in scores:
         if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-            return _Failure(f"the score {shorten(score, 60)}, which is no number from 0 to 1")
+            return Failure(f"the score {shorten(score, 60)}, which is no number from 0 to 1")
     return tuple(map(float, scores))
 
 

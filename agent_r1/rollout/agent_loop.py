@@ -21,8 +21,9 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Status, Trajectory, TurnKind
 from agent_r1.envs.multi_agent import GAME_SECONDS, Game, Match, PlayerEnv
 from agent_r1.renderers.protocol import Renderer
+from agent_r1.rollout.api_agent import ApiAgent
 from agent_r1.rollout.context_policy import Append, ContextPolicy, Exchange, History, Messages, with_request
-from agent_r1.rollout.session import Session, SessionPrompt, Stopped, close_quietly
+from agent_r1.rollout.session import Conversation, Session, SessionPrompt, Stopped, close_quietly
 from agent_r1.rollout.user_code import format_error, isolate, validate_messages, validate_transition
 from agent_r1.tools.execution import run_detached
 
@@ -42,6 +43,9 @@ class Agent:
 
     def open_session(self, attempt: AttemptId) -> Session:
         return Session(self.engine, self.renderer, self.params, self.context_length, attempt, seed=self.seed)
+
+    def client(self, seed: int) -> ModelClient:
+        return chat_client(self.engine, self.renderer, replace(self.params, seed=seed))
 
 
 def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingParams) -> ModelClient:
@@ -64,14 +68,13 @@ def chat_client(engine: InferenceEngine, renderer: Renderer, params: SamplingPar
 class AgentLoop:
     """A rollout in which an agent acts in an environment until the episode ends."""
 
-    agent: Agent
+    agent: Agent | ApiAgent
     env: Env
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
         """Make one attempt. The trajectory of a failed attempt holds the turns that were completed before."""
         agent = self.agent
-        policy = chat_client(agent.engine, agent.renderer, replace(agent.params, seed=context.seed))
-        context = replace(context, models={"policy": policy, **context.models})
+        context = replace(context, models={"policy": agent.client(context.seed), **context.models})
         rollout = _AgentRollout(agent, self.env, task, context, agent.open_session(context.id))
         try:
             async with asyncio.timeout_at(context.deadline):
@@ -103,11 +106,11 @@ _environment_failed = partial(_RolloutEnd, Status.ENVIRONMENT_FAILED)
 
 @dataclass(slots=True)
 class _AgentRollout:
-    agent: Agent
+    agent: Agent | ApiAgent
     env: Env
     task: Task
     context: RolloutContext
-    session: Session
+    session: Conversation
     episode: Episode | None = None
     history: History = field(default_factory=lambda: History(()))
     status: Status = Status.COMPLETED
@@ -179,7 +182,7 @@ class _AgentRollout:
     async def _summarize(self, prompt: SessionPrompt) -> None:
         action = await self._sample(prompt, "summary")
         self.session.observe(Transition(()))
-        if notes := self.agent.renderer.spoken_text(action, self.env.tools):
+        if notes := self.session.spoken_text(action, self.env.tools):
             self.history = replace(self.history, exchanges=(), notes=notes)
 
 

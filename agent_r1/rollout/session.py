@@ -1,7 +1,7 @@
-"""Sessions: the only code that makes turns.
+"""Conversations of one attempt, which are the only code that makes turns, and sessions.
 
-A session converts messages to tokens, samples actions, and stores the exact tokens, log-probabilities and policy
-versions of each turn. The caller of a session handles only messages.
+A session is a conversation with a policy whose tokens are known. It converts messages to tokens, samples actions, and
+stores the exact tokens, log-probabilities and policy versions of each turn. Its caller handles only messages.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -73,7 +74,109 @@ class Rollout(Protocol):
         ...
 
 
-class Session:
+class Conversation(ABC):
+    """The conversation of one attempt with what acts in it. Subclasses sample the actions."""
+
+    def __init__(self, attempt: AttemptId) -> None:
+        self._attempt = attempt
+        self._started = time.perf_counter()
+        self._turns: list[Turn] = []
+        self._pending: Sample | None = None  # a sample whose outcome is not known yet
+        self._accepted = 0.0  # when the sample in _pending was accepted
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        return self._turns
+
+    @abstractmethod
+    def prompt(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
+        """Return the prompt for a conversation, which can continue an earlier turn."""
+
+    @abstractmethod
+    def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
+        """Return the prompt of a conversation that continues no earlier turn."""
+
+    def fits(self, prompt: SessionPrompt) -> bool:
+        """Return whether the context has room for the prompt and a whole action, if its length is known."""
+        return True
+
+    @abstractmethod
+    async def generate(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Sample | Stopped:
+        """Sample an action for the prompt without recording it. Return the sample, or Stopped if there is no action."""
+
+    def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
+        """Return the text of an action without its reasoning and its calls."""
+        return action.message.text
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release what the conversation holds. Raise nothing."""
+
+    async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
+        """Sample an action for the prompt. Return the action, or Stopped if there is no action."""
+        self._complete_pending()
+        sample = await self.generate(prompt, kind)
+        return sample if isinstance(sample, Stopped) else self.accept(sample)
+
+    def accept(self, sample: Sample) -> Action:
+        """Record a sampled action and return it. A later call of :meth:`observe` adds the outcome of the action."""
+        self._complete_pending()
+        self._pending, self._accepted = sample, self._seconds()
+        return sample.action
+
+    def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
+        """Complete the turn of the last sampled action, and return it. ``tools`` are an agent program's own."""
+        sample = self._pending
+        if sample is None:
+            raise RuntimeError("no action is waiting for its outcome")
+        turn = Turn(
+            index=len(self._turns),
+            parent=sample.prompt.parent,
+            new_ids=sample.prompt.rendered.token_ids,
+            action_ids=sample.completion.token_ids,
+            logprobs=sample.completion.logprobs,
+            version_spans=sample.completion.version_spans,
+            finish_reason=sample.completion.finish_reason,
+            action=sample.action,
+            observation=outcome.messages,
+            results=outcome.results,
+            rewards=outcome.rewards,
+            kind=sample.kind,
+            call_rewards=outcome.call_rewards,
+            call_ends=sample.call_ends,
+            new_messages=sample.prompt.new_messages,
+            tools=tools,
+            media=sample.prompt.rendered.media,
+            timing=replace(sample.timing, env_seconds=self._seconds() - self._accepted),
+        )
+        self._turns.append(turn)
+        self._pending = None
+        return turn
+
+    def trajectory(
+        self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
+    ) -> Trajectory:
+        """Return the completed turns as a trajectory. An action whose outcome was not observed is left out."""
+        return Trajectory(
+            attempt=self._attempt,
+            task_id=task_id,
+            turns=tuple(self._turns),
+            status=status,
+            truncated=status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
+            reason=reason,
+            start=start,
+            seconds=self._seconds(),
+        )
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _complete_pending(self) -> None:
+        if self._pending is not None:
+            self.observe(Transition(()))
+
+
+class Session(Conversation):
     """The conversation of one attempt with the policy: it receives messages, returns actions and records turns."""
 
     def __init__(
@@ -86,20 +189,13 @@ class Session:
         *,
         seed: int = 0,
     ) -> None:
+        super().__init__(attempt)
         self._engine, self._renderer, self._params = engine, renderer, params
-        self._context_length, self._attempt, self._seed = context_length, attempt, seed
-        self._started = time.perf_counter()
-        self._turns: list[Turn] = []
+        self._context_length, self._seed = context_length, seed
         self._known: list[_KnownConversation] = []  # one for each turn, and one for the sample in _pending
         self._longest = (0, 0)  # the length of the longest known conversation
-        self._pending: Sample | None = None  # a sample whose outcome is not known yet
-        self._accepted = 0.0  # when the sample in _pending was accepted
         self._newest: SessionPrompt | None = None  # the prompt of the newest known conversation
         self._num_generations = 0  # started so far; each generation has a seed of its own
-
-    @property
-    def turns(self) -> Sequence[Turn]:
-        return self._turns
 
     async def respond(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> Action | Stopped:
         """Return the policy's next action in a conversation, or Stopped. Only a cancelled call raises an exception."""
@@ -142,19 +238,11 @@ class Session:
         return SessionPrompt(messages, tools, bridge, before + bridge.token_ids, parent, messages[size:], media)
 
     def new_branch(self, messages: Messages, tools: tuple[ToolSpec, ...] = ()) -> SessionPrompt:
-        """Return the prompt of a conversation that continues no earlier turn."""
         rendered = self._renderer.render(messages, tools)
         return SessionPrompt(messages, tools, rendered, rendered.token_ids, None, messages, rendered.media)
 
     def fits(self, prompt: SessionPrompt) -> bool:
-        """Return whether the context has room for the prompt and an action of ``max_tokens`` tokens."""
         return len(prompt.token_ids) + self._params.max_tokens <= self._context_length
-
-    async def sample(self, prompt: SessionPrompt, kind: TurnKind = "act") -> Action | Stopped:
-        """Sample an action for the prompt. Return the action, or Stopped if there is no action."""
-        self._complete_pending()
-        sample = await self.generate(prompt, kind)
-        return sample if isinstance(sample, Stopped) else self.accept(sample)
 
     async def generate(
         self,
@@ -200,45 +288,14 @@ class Session:
             return Stopped(Status.ENVIRONMENT_FAILED, str(error))
 
     def accept(self, sample: Sample) -> Action:
-        """Record a sampled action and return it. A later call of :meth:`observe` adds the outcome of the action."""
-        self._complete_pending()
-        self._pending, self._accepted = sample, self._seconds()
+        action = super().accept(sample)
         has_end = not set(sample.completion.token_ids[-1:]).isdisjoint(self._renderer.stop_token_ids)
         messages = (*sample.prompt.messages, sample.action.message)
         known = _KnownConversation(messages, sample.action, sample.prompt.tools, has_end)
         self._longest = max(self._longest, known.length)
         self._known.append(known)
         self._newest = sample.prompt
-        return sample.action
-
-    def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
-        """Complete the turn of the last sampled action, and return it. ``tools`` are an agent program's own."""
-        sample = self._pending
-        if sample is None:
-            raise RuntimeError("no action is waiting for its outcome")
-        turn = Turn(
-            index=len(self._turns),
-            parent=sample.prompt.parent,
-            new_ids=sample.prompt.rendered.token_ids,
-            action_ids=sample.completion.token_ids,
-            logprobs=sample.completion.logprobs,
-            version_spans=sample.completion.version_spans,
-            finish_reason=sample.completion.finish_reason,
-            action=sample.action,
-            observation=outcome.messages,
-            results=outcome.results,
-            rewards=outcome.rewards,
-            kind=sample.kind,
-            call_rewards=outcome.call_rewards,
-            call_ends=sample.call_ends,
-            new_messages=sample.prompt.new_messages,
-            tools=tools,
-            media=sample.prompt.rendered.media,
-            timing=replace(sample.timing, env_seconds=self._seconds() - self._accepted),
-        )
-        self._turns.append(turn)
-        self._pending = None
-        return turn
+        return action
 
     def add_observation(self, prompt: SessionPrompt) -> None:
         """Store ``prompt.new_messages`` as the observation of the turn that ``prompt`` continues."""
@@ -248,27 +305,12 @@ class Session:
             turn = replace(self._turns[prompt.parent], observation=observation, results=results)
             self._turns[prompt.parent] = turn
 
-    def trajectory(
-        self, task_id: str, status: Status, *, reason: str | None = None, start: Messages = ()
-    ) -> Trajectory:
-        """Return the completed turns as a trajectory. An action whose outcome was not observed is left out."""
-        return Trajectory(
-            attempt=self._attempt,
-            task_id=task_id,
-            turns=tuple(self._turns),
-            status=status,
-            truncated=status in (Status.OUT_OF_TURNS, Status.OUT_OF_TOKENS),
-            reason=reason,
-            start=start,
-            seconds=self._seconds(),
-        )
+    def spoken_text(self, action: Action, tools: tuple[ToolSpec, ...]) -> str:
+        return self._renderer.spoken_text(action, tools)
 
     async def close(self) -> None:
         """Tell the engine to release the session. If this fails, log a warning and raise nothing."""
         await close_quietly(f"releasing the session of {self._attempt}", self._engine.release(str(self._attempt)))
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._started
 
     def _parse(
         self, prompt: SessionPrompt, completion: Completion, turn: int, kind: TurnKind, timing: TurnTiming
@@ -286,10 +328,6 @@ class Session:
         action = renderer.parse(completion.token_ids, turn, tools)
         call_ends = renderer.call_ends(completion.token_ids, tools) if action.message.calls else ()
         return Sample(prompt, completion, action, call_ends, kind, timing)
-
-    def _complete_pending(self) -> None:
-        if self._pending is not None:
-            self.observe(Transition(()))
 
     def _state_after(self, index: int) -> tuple[RenderedPrompt, tuple[int, ...], tuple[PromptMedia, ...]]:
         action_ids = self._turns[index].action_ids

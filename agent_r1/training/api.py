@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from agent_r1.config import Layer
+from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction, Task
@@ -223,15 +223,23 @@ class Trainer:
         return report
 
     @_in_python_words()
-    def evaluate(self) -> Table:
-        """Return a result table of the baselines, the base model and (after training) the trained agent."""
+    def evaluate(self, **settings: Any) -> Table:
+        """Return a result table of the baselines, the base model and (after training) the trained agent.
+
+        With ``api_url`` and ``api_model``, models behind an API are rows too. If the trainer was given no model and has
+        not trained, they are the only rows.
+
+        Args:
+            settings: fields of :class:`~agent_r1.training.config.EvalConfig` that differ from the trainer's settings.
+        """
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
+        given = resolve(EvalConfig, [Layer("Trainer.evaluate", settings), *self._layers], TrainConfig)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
-        model = config.model if self._run is None else str(self._run)
-        settings = EvalConfig.model_construct(
-            **{**shared, "model": model, "evaluate_n": config.evaluate_n or 200, "methods": ()}
-        )
-        return _run_outside_event_loop(lambda: evaluate(settings, self._taskset, self._progress, self._placement))
+        shared |= {"evaluate_n": config.evaluate_n or 200, "methods": ()}
+        shared |= {name: value for name, value in dict(given).items() if name in settings}
+        model = (given if given.api_model else config).model if self._run is None else str(self._run)
+        chosen = EvalConfig.model_construct(**{**shared, "model": settings.get("model", model)})
+        return _run_outside_event_loop(lambda: evaluate(chosen, self._taskset, self._progress, self._placement))
 
     def save_model(self, folder: str | Path) -> Path:
         """Copy the trained model (Hugging Face format) to ``folder``, and return the path.

@@ -376,6 +376,40 @@ class EvalConfig(RunConfig):
     decode: DecodeConfig = DecodeConfig()
     """Guidance of actions by a critic. The table of results gets one more row, for the agent with guidance."""
 
+    api_url: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """Base address of chat completions, such as https://api.openai.com/v1, for rows of models behind an API. The API
+    key is in the environment variable AGENT_R1_API_KEY or OPENAI_API_KEY; none is needed if the server needs none."""
+
+    api_model: tuple[str, ...] = Field(default=(), validate_default=True)
+    """Models behind api_url, separated by commas. Each is a row of the table, with its name. Without model, no other
+    row is evaluated."""
+
+    api_prices: tuple[float, ...] = ()
+    """Prices of a million prompt tokens and of a million completion tokens, for each model of api_model: 0.15,0.6."""
+
+    api_seconds: float = Field(default=120.0, gt=0)
+    """Time limit of one request to api_url, in seconds."""
+
+    labels: tuple[str, ...] = ()
+    """Names for rows of the table, as ROW=NAME, separated by commas: trained=grpo,base-tool-call=qwen."""
+
+    @field_validator("api_model")
+    @classmethod
+    def _require_url(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        url = info.data.get("api_url")
+        if url is not None and bool(url) != bool(value):  # None: the address is wrong, which is reported
+            raise ValueError("give api_url and api_model, or neither")
+        if not all(value) or len(set(value)) < len(value):
+            raise ValueError("give different names")
+        return value
+
+    @field_validator("api_prices")
+    @classmethod
+    def _require_prices(cls, value: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if len(value) not in (0, 2 * len(info.data.get("api_model", ()))) or min(value, default=0) < 0:
+            raise ValueError("give two prices, of prompt and of completion tokens, for each model of api_model")
+        return value
+
 
 Resolved = TypeVar("Resolved", bound=RunConfig)
 
@@ -386,10 +420,13 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     If trainer and engine have different data types, the algorithm gets an importance weight, unless a layer sets
     ``algorithm.correction``.
     """
-    recipe = {key: value for key, value in taskset.recipe.items() if cls is TrainConfig or key != "pass_k"}
-    layers = [*layers, Layer(f"defaults of {taskset.name}", recipe)]  # an evaluation measures pass@k on request only
+    # An evaluation measures pass@k on request only, and needs no model of the task set beside models behind an API.
+    has_api = bool(settings_of(cls, layers, TrainConfig).get("api_model"))
+    left_out = () if cls is TrainConfig else ("pass_k", "model") if has_api else ("pass_k",)
+    recipe = {key: value for key, value in taskset.recipe.items() if key not in left_out}
+    layers = [*layers, Layer(f"defaults of {taskset.name}", recipe)]
     config = resolve(cls, layers, TrainConfig)
-    if not config.model:
+    if not config.model and not has_api:
         raise InvalidInput("model", got="nothing", do="give --model: a Hugging Face name or a folder")
     if not isinstance(config, TrainConfig):
         return config

@@ -18,6 +18,7 @@ from agent_r1.core.task import AgentFunction
 from agent_r1.core.taskset import TaskSet
 from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentProgramEnv
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
+from agent_r1.rollout.api_agent import ApiAgent
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.manifest import hash_file
@@ -60,9 +61,12 @@ def load_agent(name: str) -> AgentFunction:
     return function
 
 
-def make_rollout(agent: Agent, env: Env) -> Rollout:
+def make_rollout(agent: Agent | ApiAgent, env: Env) -> Rollout:
     """Return the rollout in which ``agent`` acts in ``env``."""
     if isinstance(env, AgentProgramEnv):
+        if isinstance(agent, ApiAgent):
+            do = "leave it out: an agent program calls the policy, and can call the API itself"
+            raise InvalidInput("api_model", got=f"{agent.model} with an agent program", do=do)
         return AgentProgram(env.function, agent, env.host)
     return AgentLoop(agent, env)
 

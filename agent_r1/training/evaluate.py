@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
 
 import torch
 
+from agent_r1.chat_api import ChatApi
 from agent_r1.core.environment import Env
-from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.core.inference import InferenceEngine, ValueFunction
+from agent_r1.core.errors import AgentR1Error, InvalidInput, read_credential
+from agent_r1.core.inference import InferenceEngine, SamplingParams, ValueFunction
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
@@ -23,8 +27,10 @@ from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.rewards.scoring import final_answer
 from agent_r1.rollout.agent_loop import Agent
+from agent_r1.rollout.api_agent import ApiAgent, UsageMeter
 from agent_r1.rollout.beam import BeamSearch, TurnBeam
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
+from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.reader import RunReader
 from agent_r1.store.saved_weights import find_folder, named_run
@@ -47,13 +53,13 @@ class Method:
     """A row of the result table: ``agent`` makes attempts in ``env``, perhaps by a beam search over actions."""
 
     name: str
-    agent: Agent
+    agent: Agent | ApiAgent
     env: Env
     search: BeamSearch | None = None
 
     def rollout(self) -> Rollout:
         """Return the rollout that makes the attempts. Raise InvalidInput for a beam search with an agent program."""
-        if self.search is None:
+        if self.search is None or isinstance(self.agent, ApiAgent):
             return make_rollout(self.agent, self.env)
         if isinstance(self.env, AgentProgramEnv):
             do = "give step: the conversations of an agent program cannot be repeated"
@@ -82,7 +88,10 @@ async def attempts(
     return finished
 
 
-def with_temperature(agent: Agent, temperature: float) -> Agent:
+AnyAgent = TypeVar("AnyAgent", bound=Agent | ApiAgent)
+
+
+def with_temperature(agent: AnyAgent, temperature: float) -> AnyAgent:
     """Return a copy of the agent that samples at ``temperature``; 0: greedy decoding."""
     return replace(agent, params=replace(agent.params, temperature=temperature))
 
@@ -138,12 +147,13 @@ def sampled_cell(questions: Sequence[Sequence[Trajectory]], k: int) -> SampledCe
     answers = [[final_answer(attempt) for attempt in attempts] for attempts in questions]
     votes = [majority_score(*question) for question in zip(answers, em, strict=True)]
     logprobs = [[mean_logprob(attempt) for attempt in attempts] for attempts in questions]
+    likeliest = [max(zip(*question, strict=True))[1] for question in zip(logprobs, em, strict=True)]
     return SampledCell(
         statistics.fmean(ones),
         *normal_interval(ones),
         any=statistics.fmean(pass_at_k(len(scores), scores.count(1.0), k) for scores in em),
         majority=statistics.fmean(votes) if any(any(given) for given in answers) else None,
-        likeliest=statistics.fmean(max(zip(*question, strict=True))[1] for question in zip(logprobs, em, strict=True)),
+        likeliest=statistics.fmean(likeliest) if any(map(math.isfinite, chain(*logprobs))) else None,
     )
 
 
@@ -152,6 +162,31 @@ def list_methods(taskset: TaskSet, base: Agent, trained: Agent | None = None) ->
     rows = [Method(name, base, env) for name, env in taskset.baselines.items()]
     rows.append(Method(BASE, base, taskset.env))
     return rows if trained is None else [*rows, Method(TRAINED, trained, taskset.env)]
+
+
+API_TRIES = 8
+"""The maximum number of requests for one answer of an API. The last pauses together take two minutes."""
+
+API_KEYS = ("AGENT_R1_API_KEY", "OPENAI_API_KEY")
+"""The environment variables that can hold the key of an API. The first one that is set counts."""
+
+
+def api_methods(config: EvalConfig, taskset: TaskSet) -> list[Method]:
+    """Return a method for each model of ``config.api_model``. Raise InvalidInput for settings without an effect."""
+    if config.api_model and not isinstance(build_context_policy(config.context_policy), Append):
+        do = "leave it out: the tokens of a model behind an API are not known before it answers"
+        raise InvalidInput("context_policy", got=f"{config.context_policy.name} with api_model", do=do)
+    if config.decode.method != "plain" and not config.model:
+        raise InvalidInput("decode.method", got=f"{config.decode.method} without a model", do="give --model")
+    key = next(filter(None, map(read_credential, API_KEYS)), "") if config.api_model else ""
+    url = config.api_url.rstrip("/").removesuffix("/chat/completions")
+    api = ChatApi(url, key, config.api_seconds, API_TRIES, concurrency=config.concurrency)
+    params, prices = SamplingParams(max_tokens=config.max_tokens), config.api_prices
+    meters = [UsageMeter(prices[2 * number : 2 * number + 2]) for number in range(len(config.api_model))]
+    return [
+        Method(name, ApiAgent(api, name, params, config.context, config.seed, meter), taskset.env)
+        for name, meter in zip(config.api_model, meters, strict=True)
+    ]
 
 
 def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeConfig) -> Method:
@@ -224,16 +259,17 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
     placement = resolve_placement(placement, config)
     torch.set_num_threads(config.threads)
     taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
-    named, names = named_run(config.model), [config.model]
+    named, names = named_run(config.model), [config.model] if config.model else []
     if named is not None:
         with closing(RunReader(named[0])) as reader:
             names = [str(reader.config()["model"]), find_folder(config.model)]  # the base model, and the trained one
         if names[0] in config.own_code:  # the trained model has the code of its base
             config = config.model_copy(update={"own_code": (*config.own_code, *names)})
+    behind_api = api_methods(config, taskset)
     policies = [load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in names]
-    check_taskset(policies[-1], taskset, taskset.evaluation)
+    check_taskset(policies[-1] if policies else None, taskset, taskset.evaluation)
     engines = [placement.engine(policy, config) for policy in policies]
-    return asyncio.run(_evaluate(config, taskset, policies, engines, progress))
+    return asyncio.run(_evaluate(config, taskset, policies, engines, behind_api, progress))
 
 
 async def _evaluate(
@@ -241,16 +277,19 @@ async def _evaluate(
     taskset: TaskSet,
     policies: Sequence[Policy],
     engines: Sequence[InferenceEngine],
+    behind_api: Sequence[Method],
     progress: Progress,
 ) -> Table:
     agents = [policy.agent(engine, config, 0.0) for policy, engine in zip(policies, engines, strict=True)]
-    methods = list_methods(taskset, agents[0], *agents[1:])
-    if config.decode.method != "plain":
+    methods = list_methods(taskset, agents[0], *agents[1:]) if agents else []
+    if not agents:
+        progress.print_line(f"no --model, so these rows are left out: {', '.join((*taskset.baselines, BASE))}")
+    elif config.decode.method != "plain":
         values = open_critic(config.decode, policies[-1].model)
         methods.append(guided_method(agents[-1], taskset.env, values, config.decode))
     limits = rollout_limits(config)
     try:
-        chosen = _select_methods(methods, config.methods)
+        chosen = _select_methods([*methods, *behind_api], config.methods, config.labels)
         table = await make_table(chosen, taskset, config.evaluate_n, limits, progress)
         passed: dict[str, PassAtK] = {}
         k, size = config.pass_k, config.pass_attempts or config.pass_k
@@ -259,16 +298,24 @@ async def _evaluate(
             passed[method.name] = await measure_pass_at_k(
                 sampling, taskset, config.evaluate_n, k, size, limits, progress
             )
-        return replace(table, passed=passed)
+        usage = {method.name: method.agent.meter.usage for method in chosen if isinstance(method.agent, ApiAgent)}
+        return replace(table, passed=passed, usage=usage)
     finally:
         await close_environments(taskset)
         for engine in engines:
             await engine.close()
 
 
-def _select_methods(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
+def _select_methods(methods: Sequence[Method], names: Sequence[str], labels: Sequence[str]) -> list[Method]:
+    renamed = {row: name for row, _, name in (label.partition("=") for label in labels)}
     known = [method.name for method in methods]
-    for name in names:
-        if name not in known:
-            raise InvalidInput("--methods", got=repr(name), do=f"choose from {', '.join(known)}")
-    return [method for method in methods if not names or method.name in names]
+    for option, given in (("--methods", names), ("--labels", renamed)):
+        for name in given:
+            if name not in known:
+                raise InvalidInput(option, got=repr(name), do=f"choose from {', '.join(known)}")
+    chosen = [method for method in methods if not names or method.name in names]
+    shown = [replace(method, name=renamed.get(method.name, method.name)) for method in chosen]
+    if len({method.name for method in shown} - {""}) < len(shown):
+        rows = ", ".join(method.name for method in shown)
+        raise InvalidInput("--labels", got=f"the rows {rows}", do="give each row a name of its own, as ROW=NAME")
+    return shown

@@ -89,12 +89,14 @@ def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
     return [taskset.validation]
 
 
-def check_taskset(policy: Policy, taskset: TaskSet, splits: Sequence[str]) -> None:
-    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that the policy cannot read."""
+def check_taskset(policy: Policy | None, taskset: TaskSet, splits: Sequence[str]) -> None:
+    """Raise InvalidInput if a split does not exist, has no tasks, or has a prompt that ``policy`` cannot read."""
     for split in splits:
         tasks = taskset.tasks(split)
         if not tasks:
             raise InvalidInput(f"tasks of {taskset.name}", got=f"none in the split {split!r}", do="give some")
+        if policy is None:  # only models behind an API act, whose tokens are not known
+            continue
         if not policy.reads_images:
             _refuse_images(tasks)
         _check_prompts(policy, taskset.env_for_split(split), tasks)

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from agent_r1.rollout.api_agent import ApiUsage
 from agent_r1.store.frames import table_frame
 from agent_r1.training.metrics import EXACT_MATCH, EvalResult
 
@@ -60,7 +61,8 @@ class SampledCell:
         low, high: the ends of the 95 % confidence interval of pass@1 (normal approximation).
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
-        likeliest: the exact match of the attempt with the highest mean log-probability of its tokens.
+        likeliest: the exact match of the attempt with the highest mean log-probability of its tokens; None if these
+            are unknown, as those of a model behind an API.
     """
 
     one: float
@@ -68,7 +70,7 @@ class SampledCell:
     high: float
     any: float
     majority: float | None
-    likeliest: float
+    likeliest: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Table:
     # further measures of the task set, by method, by split and by name such as ``fix_rate``
     measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     passed: Mapping[str, PassAtK] = field(default_factory=dict)  # pass@k by method
+    usage: Mapping[str, ApiUsage] = field(default_factory=dict)  # the tokens of models behind an API, by method
 
     def __str__(self) -> str:
         return _as_text(render_table(self))
@@ -168,6 +171,8 @@ def table_json(table: Table) -> dict[str, Any]:
         }
     if table.passed:
         data["pass_at_k"] = {method: asdict(passed) for method, passed in table.passed.items()}
+    if table.usage:
+        data["usage"] = {method: asdict(usage) for method, usage in table.usage.items()}
     return data
 
 
@@ -210,7 +215,15 @@ def render_table(table: Table) -> Group:
         if some
     ]
     lines += [line for method, passed in table.passed.items() for line in _pass_lines(escape(method), passed)]
+    lines += [_usage_line(escape(method), usage) for method, usage in table.usage.items()]
     return Group(grid, *lines)
+
+
+def _usage_line(method: str, usage: ApiUsage) -> str:
+    tokens = f"{usage.prompt_tokens:,} prompt tokens and {usage.completion_tokens:,} completion tokens"
+    without = f" ({usage.unreported:,} without their tokens)" if usage.unreported else ""
+    cost = "" if usage.cost is None else f", cost {usage.cost:.4f}"
+    return f"{method}: {tokens} in {usage.answers:,} answers{without}{cost}"
 
 
 def _pass_lines(method: str, passed: PassAtK) -> list[str]:
@@ -218,7 +231,7 @@ def _pass_lines(method: str, passed: PassAtK) -> list[str]:
         f"{method}, {escape(split)}, {passed.attempts} attempts at temperature 1: pass@1 {cell.one:z.2f} "
         f"({cell.low:z.2f}-{cell.high:z.2f}), pass@{passed.k} {cell.any:z.2f}, "
         f"majority {'-' if cell.majority is None else f'{cell.majority:z.2f}'}, "
-        f"likeliest {cell.likeliest:z.2f}"
+        f"likeliest {'-' if cell.likeliest is None else f'{cell.likeliest:z.2f}'}"
         for split, cell in passed.cells.items()
     ]
 

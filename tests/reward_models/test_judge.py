@@ -4,85 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_servers import Answer, Serve, Server, completion, failing, reply
 from learning_fixtures import Make
 
+from agent_r1.chat_api import MAX_ANSWER
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory, Unscored
-from agent_r1.reward_models.judge import MAX_ANSWER, Judge, JudgeConfig, load_judge, parse_grades, transcript
+from agent_r1.reward_models.judge import Judge, JudgeConfig, load_judge, parse_grades, transcript
 
 KEY = "sk-a-secret-key"
-Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
-
-
-def reply(handler: BaseHTTPRequestHandler, text: str, status: int = 200, **headers: str) -> None:
-    handler.send_response(status)
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    data = text.encode()
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)
-
-
-def completion(content: object) -> str:
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]})
-
-
-class Server:
-    """A server on the loopback interface that gives the listed answers, one per request; the last one again."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.stop = threading.Event()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.keys.append(self.headers["Authorization"])
-                server.bodies.append(body)
-                answers[min(len(server.bodies), len(answers)) - 1](self, body)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.http.server_port}/v1"
-
-
-Serve = Callable[..., Server]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    servers: list[Server] = []
-
-    def start(*answers: Answer) -> Server:
-        servers.append(Server(*answers))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop.set()
-        server.http.shutdown()
-        server.http.server_close()
 
 
 @pytest.fixture
@@ -164,10 +103,6 @@ def test_a_damaged_file_in_the_cache_is_replaced(serve: Serve, group: list[Traje
         file.write_text(damaged, "utf-8")
         assert grade(server, group, tmp_path) == [1.0, 0.0, 1.0]
     assert json.loads(file.read_text("utf-8")) in ([1.0, 0.0], [0.0, 1.0])
-
-
-def failing(text: str, status: int = 200, **headers: str) -> Answer:
-    return lambda handler, body: reply(handler, text, status, **headers)
 
 
 @pytest.mark.parametrize(
