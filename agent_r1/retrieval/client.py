@@ -57,6 +57,32 @@ class BatchResponse(_Message):
     results: tuple[tuple[PassageText, ...], ...]
 
 
+class RetrieveRequest(_Message):
+    """A request to a server of Search-R1 (``POST /retrieve``)."""
+
+    # the queries of all episodes of a step
+    queries: Annotated[tuple[str, ...], Field(max_length=16 * MAX_QUERIES)]
+    topk: Count | None = None
+    return_scores: bool = False
+
+
+class Document(BaseModel):
+    """A passage of a server of Search-R1. ``contents`` is the title in quotes, a line break and the text."""
+
+    contents: str
+    title: str | None = None
+    text: str | None = None
+
+
+class ScoredDocument(BaseModel):
+    document: Document
+    score: float
+
+
+class RetrieveResponse(BaseModel):
+    result: tuple[tuple[ScoredDocument, ...] | tuple[Document, ...], ...]
+
+
 class Health(_Message):
     status: Literal["ok"]
     passages: int
@@ -96,15 +122,19 @@ class RemoteRetriever:
         for start in range(0, len(queries), MAX_QUERIES):
             # with "?" for lone surrogates, which a model can write but UTF-8 cannot encode
             some = [query.encode("utf-8", "replace").decode() for query in queries[start : start + MAX_QUERIES]]
-            response = self._request("POST", "/search/batch", {"queries": some, "k": k})
             try:
-                reply = BatchResponse.model_validate_json(response.content)
+                results = self._ask(some, k)
             except ValidationError as error:
                 raise RetrievalError(f"{self._address} returned something other than passages") from error
-            if len(reply.results) != len(some):
-                raise RetrievalError(f"{self._address} answered {len(reply.results)} of {len(some)} queries")
-            found += [tuple(Passage(each.title, each.text) for each in result) for result in reply.results]
+            if len(results) != len(some):
+                raise RetrievalError(f"{self._address} answered {len(results)} of {len(some)} queries")
+            found += results
         return found
+
+    def _ask(self, queries: Sequence[str], k: int) -> Found:
+        response = self._request("POST", "/search/batch", {"queries": queries, "k": k})
+        results = BatchResponse.model_validate_json(response.content).results
+        return [tuple(Passage(each.title, each.text) for each in result) for result in results]
 
     def health(self) -> Health:
         """Return the number of passages on the server, and the server's kind of search."""
@@ -132,14 +162,42 @@ class RemoteRetriever:
         raise RetrievalError(f"the retrieval server at {self._address} did not answer ({reason})")
 
 
+RETRIEVE = "/retrieve"
+"""The path of a server of Search-R1."""
+
+
+class SearchR1Retriever(RemoteRetriever):
+    """A client of a server of Search-R1. ``address`` ends with ``/retrieve``."""
+
+    def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
+        super().__init__(address.removesuffix(RETRIEVE), seconds, tries, backoff)
+
+    def _ask(self, queries: Sequence[str], k: int) -> Found:
+        response = self._request("POST", RETRIEVE, {"queries": queries, "topk": k, "return_scores": True})
+        results = RetrieveResponse.model_validate_json(response.content).result
+        return [tuple(map(_passage, result)) for result in results]
+
+
+def _passage(found: ScoredDocument | Document) -> Passage:
+    document = found.document if isinstance(found, ScoredDocument) else found
+    title, _, text = document.contents.partition("\n")
+    if document.title is not None and document.text is not None:
+        return Passage(document.title, document.text)
+    return Passage(title.removeprefix('"').removesuffix('"'), text)
+
+
 def open_remote(address: str) -> RemoteRetriever:
     """Return a retriever for the server at ``address``.
 
     Raises InvalidInput if the address is invalid, or if no retrieval server answers there.
     """
     try:
-        remote = RemoteRetriever(address)
-        remote.health()
+        if address.endswith(RETRIEVE):
+            remote: RemoteRetriever = SearchR1Retriever(address)
+            remote.search(["test"], 1)
+        else:
+            remote = RemoteRetriever(address)
+            remote.health()
     except (AgentR1Error, httpx.InvalidURL) as error:
         do = f"start one there with agent-r1 retriever ({error})"
         raise InvalidInput("retrieval server", got=address, do=do) from error
@@ -154,7 +212,8 @@ def open_retriever(corpus: str | Path, encoder: str = "") -> Retriever:
 
     ``corpus`` is one of:
 
-    - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy
+    - the address of a retrieval server, ``http://host:port``, or ``https://user:password@host`` behind a proxy; of a
+      server of Search-R1 with its path ``/retrieve``
     - a TOML file with settings of :class:`SearchConfig`; paths are relative to the folder of the file
     - a file of passages, which is searched with ``encoder``, or with BM25 if ``encoder`` is empty
 

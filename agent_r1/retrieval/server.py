@@ -25,17 +25,22 @@ from starlette.routing import Route
 
 from agent_r1.retrieval.client import (
     MAX_BODY,
+    RETRIEVE,
     BatchRequest,
     BatchResponse,
+    Document,
     ErrorResponse,
     Health,
     PassageText,
+    RetrieveRequest,
+    RetrieveResponse,
+    ScoredDocument,
     SearchRequest,
     SearchResponse,
     build_index,
 )
 from agent_r1.retrieval.config import RetrieverConfig, check
-from agent_r1.retrieval.retriever import Found, Passage, Retriever, read_corpus
+from agent_r1.retrieval.retriever import TOP_K, Found, Passage, Retriever, read_corpus
 from agent_r1.web import LimitedHeadersProtocol, RefusedBody, ThreadedServer, listen, read_body
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -92,10 +97,18 @@ def create_app(retriever: Retriever, health: Health, allowed_hosts: Sequence[str
         batch = await _read(BatchRequest, request)
         return BatchResponse(results=await search(batch.queries, batch.k))
 
+    async def post_retrieve(request: Request) -> BaseModel:
+        asked = await _read(RetrieveRequest, request)
+        results = [tuple(map(_document, found)) for found in await search(asked.queries, asked.topk or TOP_K)]
+        if not asked.return_scores:
+            return RetrieveResponse(result=tuple(results))
+        return RetrieveResponse(result=tuple(map(_by_rank, results)))
+
     routes = [
         Route("/health", _answering(get_health), methods=["GET"]),
         Route("/search", _answering(post_search), methods=["POST"]),
         Route("/search/batch", _answering(post_batch), methods=["POST"]),
+        Route(RETRIEVE, _answering(post_retrieve), methods=["POST"]),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts))])
     app.add_exception_handler(404, lambda request, error: _error(404, f"no such path; use {_paths(routes)}"))
@@ -142,6 +155,15 @@ async def _read(kind: type[Message], request: Request) -> Message:
 
 def _passage_text(passage: Passage) -> PassageText:
     return PassageText(title=passage.title, text=passage.text)
+
+
+def _document(passage: PassageText) -> Document:
+    return Document(contents=f'"{passage.title}"\n{passage.text}', title=passage.title, text=passage.text)
+
+
+def _by_rank(documents: Sequence[Document]) -> tuple[ScoredDocument, ...]:
+    # Retrievers return no scores. What programs do with them, such as a threshold, depends on the retriever anyway.
+    return tuple(ScoredDocument(document=each, score=1 / rank) for rank, each in enumerate(documents, start=1))
 
 
 class RetrievalServer(ThreadedServer):

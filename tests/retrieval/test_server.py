@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,7 @@ from agent_r1.retrieval.client import (
     MAX_QUERIES,
     Health,
     RemoteRetriever,
+    SearchR1Retriever,
     SearchRequest,
     open_remote,
     open_retriever,
@@ -68,6 +70,54 @@ def test_single_queries_and_batches_have_separate_endpoints(server, passages) ->
     assert httpx.post(f"{server.url}/search", json={"query": "Bruno", "k": 2}).json() == {"passages": shown}
     batch = httpx.post(f"{server.url}/search/batch", json={"queries": ["Bruno", "quantum"], "k": 2})
     assert batch.json() == {"results": [shown, []]}
+
+
+# ---- the protocol of Search-R1
+
+
+def test_a_search_by_the_protocol_of_search_r1_finds_the_same_passages(server) -> None:
+    client = open_retriever(f"{server.url}/retrieve")
+    assert isinstance(client, SearchR1Retriever)
+    assert client.search(QUERIES, 2) == remote(server).search(QUERIES, 2)
+    assert client.search(["lake"] * 300) == remote(server).search(["lake"] * 300)
+
+
+def test_the_retrieval_server_answers_a_client_of_search_r1(server, passages) -> None:
+    def retrieve(**asked: object) -> list[list[dict[str, object]]]:
+        return httpx.post(f"{server.url}/retrieve", json=asked).json()["result"]  # type: ignore[no-any-return]
+
+    (found,) = BM25Index(passages).search(["lake"], 2)
+    scored = retrieve(queries=["lake", "quantum"], topk=2, return_scores=True)
+    assert [each["document"]["contents"] for each in scored[0]] == [f'"{p.title}"\n{p.text}' for p in found]  # type: ignore[index]
+    assert [each["score"] for each in scored[0]] == [1.0, 0.5] and scored[1] == []
+    assert retrieve(queries=["lake"], topk=2)[0] == [each["document"] for each in scored[0]]
+    assert len(retrieve(queries=["lake"] * 600)) == 600  # the queries of all its episodes at once
+    assert httpx.post(f"{server.url}/retrieve", json={"queries": "lake"}).status_code == 400
+
+
+class SearchR1(BaseHTTPRequestHandler):
+    """Answers as Search-R1's dense retriever does, which returns the rows of its corpus."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        row = {"id": "0", "contents": '"The "Lake""\nIt rains.\nOften.'}
+        found = [{"document": row, "score": 0.87}] if asked["return_scores"] else [row]
+        is_known = self.path == "/retrieve" and asked.keys() == {"queries", "topk", "return_scores"}
+        body = json.dumps({"result": [found] * len(asked["queries"])} if is_known else {"detail": "Not Found"}).encode()
+        self.send_response(200 if is_known else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *given: object) -> None:
+        pass
+
+
+def test_a_server_of_search_r1_is_searched() -> None:
+    with HTTPServer(("127.0.0.1", 0), SearchR1) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = open_retriever(f"http://127.0.0.1:{server.server_port}/retrieve")
+        assert client.search(["rain", "sun"], 3) == [(Passage('The "Lake"', "It rains.\nOften."),)] * 2
+        server.shutdown()
 
 
 def test_health_reports_the_server(server) -> None:
