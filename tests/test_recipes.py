@@ -16,10 +16,11 @@ from agent_r1.config import Layer, from_text, read_toml, resolve
 from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
-from agent_r1.tasksets.files import read_settings
+from agent_r1.tasksets.files import read_settings, read_settings_file
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
+from environments.bfcl import Settings as BfclSettings
 from environments.code_repair import Settings
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -71,6 +72,13 @@ def test_the_recipe_of_code_repair_has_valid_settings() -> None:
     assert set(config.reward_weights) == {"fixed", "gained", *config.extra_rewards}
     control = read_settings(Settings, RECIPES / "code_repair_shuffled.toml")
     assert control == settings.model_copy(update={"shuffle_feedback": True})
+
+
+def test_the_recipe_of_bfcl_has_valid_settings() -> None:
+    config = resolve(TrainConfig, [read_toml(RECIPES / "bfcl.toml")])
+    assert config.data is not None and (RECIPES.parent / config.taskset / "__init__.py").is_file()
+    settings = read_settings_file(BfclSettings, RECIPES.parent / config.data)
+    assert settings.examples and settings.train == ("simple", "multiple")
 
 
 def tiny_qwen(folder: Path) -> Path:

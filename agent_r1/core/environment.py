@@ -62,6 +62,21 @@ class Env(Protocol):
 
 
 @runtime_checkable
+class EnvByTask(Env, Protocol):
+    """An environment that stands for a different one in each task, for example one with the task's own tools.
+
+    ``tools`` are not shown to the policy: the tools of ``for_task(task)`` are.
+    """
+
+    def for_task(self, task: Task) -> Env: ...
+
+
+def env_of(env: Env, task: Task) -> Env:
+    """Return the environment in which ``task`` is played: ``env``, unless it is a different one in each task."""
+    return env.for_task(task) if isinstance(env, EnvByTask) else env
+
+
+@runtime_checkable
 class ExecutesCode(Protocol):
     """An environment, scorer or reward that can execute code written by the policy.
 

@@ -114,7 +114,7 @@ class Turn:
     call_rewards: tuple[Mapping[str, float], ...] = ()  # of each tool call, in order; (): no call is rewarded
     call_ends: tuple[int, ...] = ()  # for each call, the index in action_ids of its last token, which gets its rewards
     new_messages: tuple[Message, ...] = ()  # the messages of new_ids
-    tools: tuple[ToolSpec, ...] | None = None  # that an agent program named in its request
+    tools: tuple[ToolSpec, ...] | None = None  # of an agent program or of the task; None: the tools of the run
     media: tuple[PromptMedia, ...] = ()  # the images in new_ids; their spans count from the start of new_ids
     timing: TurnTiming | None = field(default=None, compare=False)
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition
+from agent_r1.core.environment import Env, Episode, ModelClient, RolloutContext, Transition, env_of
 from agent_r1.core.inference import InferenceEngine, Prompt, SamplingParams
-from agent_r1.core.messages import Action, Message
+from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.profile import measure
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import STATUS_POLICY, AttemptId, Status, Trajectory, TurnKind
@@ -111,6 +111,7 @@ class _AgentRollout:
     task: Task
     context: RolloutContext
     session: Conversation
+    own_tools: tuple[ToolSpec, ...] | None = None  # recorded with each turn, if the task has an environment of its own
     episode: Episode | None = None
     history: History = field(default_factory=lambda: History(()))
     status: Status = Status.COMPLETED
@@ -118,6 +119,8 @@ class _AgentRollout:
 
     async def run(self) -> None:
         with isolate(_environment_failed):
+            if (env := env_of(self.env, self.task)) is not self.env:
+                self.env, self.own_tools = env, env.tools
             with measure("tools"):
                 self.episode = await run_detached(self.env.open(self.task, self.context))
             start = validate_messages(self.episode.start)
@@ -127,7 +130,7 @@ class _AgentRollout:
             action = await self._sample(prompt)
             with isolate(_environment_failed), measure("tools"):
                 transition = validate_transition(await run_detached(self.episode.step(action)))
-            turn = self.session.observe(transition)
+            turn = self.session.observe(transition, self.own_tools)
             if transition.end is not None:
                 if transition.end == "truncated":
                     self.status = Status.OUT_OF_TURNS
@@ -181,7 +184,7 @@ class _AgentRollout:
 
     async def _summarize(self, prompt: SessionPrompt) -> None:
         action = await self._sample(prompt, "summary")
-        self.session.observe(Transition(()))
+        self.session.observe(Transition(()), self.own_tools)
         if notes := self.session.spoken_text(action, self.env.tools):
             self.history = replace(self.history, exchanges=(), notes=notes)
 

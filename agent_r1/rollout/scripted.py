@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from agent_r1.core.environment import Env, Episode, RolloutContext, Transition
+from agent_r1.core.environment import Env, Episode, RolloutContext, Transition, env_of
 from agent_r1.core.inference import (
     Capabilities,
     Completion,
@@ -97,7 +97,9 @@ class _ScriptedEpisode:
         self.start: tuple[Message, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> Episode:
-        self._episode = await self._env.open(task, context)
+        env = env_of(self._env, task)
+        self.tools = env.tools
+        self._episode = await env.open(task, context)
         self._respond = self._policy_for(context.id)
         self.start = self._conversation = validate_messages(self._episode.start)
         return self

@@ -125,7 +125,7 @@ class Conversation(ABC):
         return sample.action
 
     def observe(self, outcome: Transition, tools: tuple[ToolSpec, ...] | None = None) -> Turn:
-        """Complete the turn of the last sampled action, and return it. ``tools`` are an agent program's own."""
+        """Complete the turn of the last sampled action, and return it. ``tools`` are those that are not the run's."""
         sample = self._pending
         if sample is None:
             raise RuntimeError("no action is waiting for its outcome")

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text as Line
 
+from agent_r1.core.environment import env_of
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec, parts_text
 from agent_r1.core.task import Task
@@ -203,7 +204,7 @@ def play(
         task = tasks[number]
     else:
         raise InvalidInput("--number", got=number, do=f"give one below {len(tasks)}")
-    person = HumanPlayer(console, taskset.env_for_split(task.split).tools)
+    person = HumanPlayer(console, env_of(taskset.env_for_split(task.split), task).tools)
     console.print(Line(f"{taskset.name}, task {task.id}"))
     try:
         return asyncio.run(_play(taskset, task, person))

@@ -23,7 +23,7 @@ from agent_r1.model.value_head import ValueModel, build_value_model, load_value_
 from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import DTYPES, choose_device, set_product_precision
 from agent_r1.renderers.formats.detect import open_renderer, require_tools
-from agent_r1.renderers.protocol import Renderer
+from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.context_policy import build_context_policy
 from agent_r1.store.folder import is_run, run_folder
@@ -39,7 +39,7 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    renderer: Renderer
+    renderer: TemplateRenderer
     context_length: int  # the maximum number of tokens in a prompt and its action together
     images: ImageProcessor | None = None  # the image processor; None if the model has no vision
     reads_images: bool = False  # whether model and engine accept images

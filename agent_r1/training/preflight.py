@@ -10,13 +10,14 @@ from pathlib import Path
 
 from agent_r1.algorithms.registry import own_classes, own_modules
 from agent_r1.algorithms.validation import check_context_rewriting
-from agent_r1.core.environment import Env, RolloutContext
-from agent_r1.core.errors import InvalidInput, suggest
+from agent_r1.core.environment import Env, RolloutContext, env_of
+from agent_r1.core.errors import InvalidInput, UnsupportedChat, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task, hash_tasks
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId
+from agent_r1.renderers.formats.detect import require_tools
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.user_code import isolate
 from agent_r1.store.manifest import hash_file
@@ -116,7 +117,12 @@ def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
             got = f"a prompt of {characters} characters, but the context has {policy.context_length} tokens"
             raise InvalidInput(f"task {task.id}", got=got, do="shorten it")
         messages = asyncio.run(_opening_messages(env, task))
-        tokens = len(policy.renderer.render(messages, env.tools).token_ids)
+        if (own := env_of(env, task)) is not env and own.tools:
+            try:  # the tools of other environments are checked when the model is loaded
+                require_tools(policy.renderer, own.tools)
+            except UnsupportedChat as error:
+                raise InvalidInput("chat template", got=f"the tools of task {task.id}", do=str(error)) from error
+        tokens = len(policy.renderer.render(messages, own.tools).token_ids)
         if tokens >= policy.context_length:
             raise InvalidInput(
                 f"task {task.id}",

@@ -11,7 +11,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transition
+from agent_r1.core.environment import Env, ModelClient, RolloutContext, Transition, env_of
 from agent_r1.core.errors import AgentR1Error, InvalidInput, read_credential
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.task import Task
@@ -259,7 +259,11 @@ class RemoteEnv:
 
     def __init__(self, env: Env, name: str, pool: WorkerPool) -> None:
         self.tools: tuple[ToolSpec, ...] = env.tools
-        self.pool, self._name = pool, name
+        self.pool, self._name, self._env = pool, name, env
+
+    def for_task(self, task: Task) -> RemoteEnv:
+        env = env_of(self._env, task)
+        return self if env is self._env else RemoteEnv(env, self._name, self.pool)
 
     async def open(self, task: Task, context: RolloutContext) -> RemoteEpisode:
         request = OpenRequest(
