@@ -66,6 +66,10 @@ PENDING_AT_END = "the run had taken its last step"
 """The reason of the attempts that no step was made of, because the run ended first."""
 
 
+STOPPED_EARLY = "stopped_early"
+"""The kind of the event of a run that ended before its last step, because validations were no longer better."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingDropped:
     """The run ended. All attempts that were neither trained nor dropped before are dropped at this event."""

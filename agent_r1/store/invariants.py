@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.core.errors import AgentR1Error
-from agent_r1.core.events import PENDING_AT_END, TokenRecord
+from agent_r1.core.events import PENDING_AT_END, STOPPED_EARLY, TokenRecord
 from agent_r1.core.trajectory import Status, Trajectory, Turn, total_reward
 from agent_r1.store.folder import CONFIG_FILE
 from agent_r1.store.manifest import (
@@ -86,7 +86,8 @@ INVARIANTS: Mapping[str, str] = {
     "a completed run took all its steps": f"""
         SELECT 'the configuration has ' || steps || ', metrics exist for ' || {_LAST_STEP}
         FROM (SELECT json_extract(config, '$.steps') AS steps FROM segments ORDER BY segment DESC LIMIT 1)
-        WHERE steps <> {_LAST_STEP} AND {COMPLETED}""",
+        WHERE steps <> {_LAST_STEP} AND {COMPLETED} AND NOT EXISTS (SELECT 1 FROM events
+              WHERE kind = '{STOPPED_EARLY}' AND segment = (SELECT max(segment) FROM segments))""",
     "versions count up from 0": """
         SELECT 'version ' || version || ' of step ' || step || ' comes after ' || coalesce(before, 'nothing') FROM (
             SELECT version, step, lag(version) OVER made AS before, lag(step) OVER made AS step_before

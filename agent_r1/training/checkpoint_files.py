@@ -116,6 +116,7 @@ class TrainProgress:
     groups: int = 0  # the number of groups in the finished steps. The next group has this number as its id
     best: BestStep | None = None  # the best step so far; None if no step was validated
     validated: int = 0  # the last validated step; 0 for none
+    not_better: int = 0  # the number of validations since the last one that was better than all before it
 
 
 @dataclass(frozen=True, slots=True, eq=False)

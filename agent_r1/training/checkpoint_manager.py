@@ -168,7 +168,7 @@ def _without_lost_best(state: ResumeState, run: Path) -> ResumeState:
     except CorruptCheckpoint as error:
         lost = LogEvent(CORRUPT, f"the best checkpoint by validation, of step {best.step}, is lost")
         events = (*state.events, _quarantine(SkippedCheckpoint(folder, str(error))), lost)
-        return replace(state, progress=replace(state.progress, best=None), events=events)
+        return replace(state, progress=replace(state.progress, best=None, not_better=0), events=events)
     return state
 
 
@@ -198,17 +198,24 @@ class CheckpointManager:
         """The best step by validation so far; None if no step was validated."""
         return self._progress.best
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether the last ``stop_after`` validations were not better than one before them."""
+        return 0 < self._config.stop_after <= self._progress.not_better
+
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
         """Evaluate the policy on the validation tasks, if a validation is due after the step ``progress.step``."""
         before = self._progress
-        self._progress = replace(progress, best=before.best, validated=before.validated)
+        kept = (before.best, before.validated, before.not_better)
+        self._progress = TrainProgress(progress.step, progress.groups, *kept)
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def copy_if_due(self, monitor: MonitorState) -> None:
         """If a checkpoint is due, take its content: weights, trainer state and ``monitor``."""
         self._monitor = monitor
         step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
-        if self._is_due(step, every) or (every > 0 and best is not None and best.step == step):
+        is_best = best is not None and best.step == step
+        if self._is_due(step, every) or (every > 0 and (is_best or self.stops_early)):
             await self._writer.wait()
             self._snapshot = await run_in_thread(self._take_snapshot)
 
@@ -234,10 +241,10 @@ class CheckpointManager:
 
     async def validate_last_step(self) -> dict[str, float]:
         """Validate the policy after the last step, and return the metrics; {} if that was done, or is disabled."""
-        if self._config.evaluate_every == 0 or self._progress.validated == self._config.steps:
+        if self._config.evaluate_every == 0 or self._progress.validated == self._progress.step:
             return {}
         await self._writer.wait()
-        metrics = await self._validate(self._config.steps)
+        metrics = await self._validate(self._progress.step)
         if self._config.checkpoint_every > 0:
             # Save the last step again, with the result of this validation, for the case that the run is resumed with
             # more steps.
@@ -270,7 +277,10 @@ class CheckpointManager:
         measure = next(result.measure for result in results if result.failure is None)
         data = {"step": step, "split": split, "measure": measure, **asdict(cell)}
         await self._recorder.record(result_event("validation", data))
-        if self._progress.best is None or cell.em >= self._progress.best.em:
+        before = self._progress.best
+        is_better = before is None or cell.em > before.em
+        self._progress = replace(self._progress, not_better=0 if is_better else self._progress.not_better + 1)
+        if before is None or cell.em >= before.em:  # of equal ones, the last
             self._progress = replace(self._progress, best=BestStep(step, cell.em))
             if self._config.checkpoint_every == 0:
                 self._best_weights = await run_in_thread(weights_on_cpu, self._policy.model)

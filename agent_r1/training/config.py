@@ -334,6 +334,10 @@ class TrainConfig(RunConfig):
     evaluate_every: int = Field(default=0, ge=0)
     """Optimizer steps between evaluations on the validation split; 0: no validation."""
 
+    stop_after: int = Field(default=0, ge=0)
+    """End the training after this number of validations without a better one, and make the table; 0: after ``steps``.
+    It needs ``evaluate_every``."""
+
     evaluate_n: int = Field(default=200, ge=0)
     """Maximum number of questions per split in each evaluation; 0: no validation, and no table at the end."""
 
@@ -439,7 +443,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
 
     given = settings_of(TrainConfig, layers)
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
-    without = {"evaluate_every": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}
+    without = {"evaluate_every": 0, "stop_after": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}
     return config.model_copy(update={"algorithm": algorithm, **start, **without})
 
 

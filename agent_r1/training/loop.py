@@ -16,8 +16,10 @@ from transformers import PreTrainedModel
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import (
     PENDING_AT_END,
+    STOPPED_EARLY,
     AttemptFate,
     Event,
+    LogEvent,
     PendingDropped,
     PolicyPublished,
     Recorder,
@@ -106,8 +108,8 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
     )
 
 
-async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
-    """Train until the last step, and save the final model.
+async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
+    """Train until the last step, or until validations are no longer better. Save the final model, return the steps.
 
     Raise ShutdownRequested after a shutdown. The latest completed step was saved, unless checkpoints are disabled.
     """
@@ -135,6 +137,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
             watch = Stopwatch()
             runtime.meter.take(), profiles.take()  # drop what was counted before the first step
             for _ in range(progress.step, config.steps):
+                if manager.stops_early:
+                    break
                 # Only here a shutdown may cancel the work: a resumed run samples these groups again.
                 with shutdown.interruptible():
                     batch = await _gather(groups, staleness, updater, monitor, run.progress)
@@ -167,14 +171,25 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> None:
                 with measure("store"):
                     await manager.save_if_due()  # after the step was recorded: it needs the rows up to its step
                 watch.lap("checkpoint_seconds")
-                await staleness.on_step_end(update.version.number)
+                if not manager.stops_early:  # no attempt starts that would never be trained
+                    await staleness.on_step_end(update.version.number)
     monitor.on_end()
     if validation := await manager.validate_last_step():
-        await run.recorder.record(StepMetrics(config.steps, validation))
-    await run.recorder.record(PendingDropped(config.steps, PENDING_AT_END))
+        await run.recorder.record(StepMetrics(progress.step, validation))
+    early = _early_stop(manager, progress.step, config.steps)
+    await run.recorder.record(PendingDropped(progress.step, PENDING_AT_END), *early)
     await manager.finalize()
     # The final model can have the weights of an earlier step: the engine serves them in the evaluation.
     await publish_weights(runtime.engine, await run_in_thread(updater.publish))
+    return progress.step
+
+
+def _early_stop(manager: CheckpointManager, step: int, steps: int) -> list[LogEvent]:
+    if step == steps or manager.best is None:
+        return []
+    # If several are equal, the best one is the last of them.
+    best = f"the best is {manager.best.em:.3f} at step {manager.best.step}"
+    return [LogEvent(STOPPED_EARLY, f"at step {step}, as validations were no longer better; {best}")]
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:

@@ -83,6 +83,9 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
     """Return the validation split as a list; [] if the run has no validation."""
     if config.evaluate_every == 0:
+        if config.stop_after:
+            do = "give evaluate_every too: without validations it has no effect"
+            raise InvalidInput("stop_after", got=config.stop_after, do=do)
         return []
     if taskset.validation is None:
         do = "leave it out, or give tasks with split 'validation': this task set has none"

@@ -20,7 +20,7 @@ from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
 from agent_r1.workers.protocol import EnvironmentConfig
 
 CHANGEABLE = (
-    *("run", "steps", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
+    *("run", "steps", "stop_after", "checkpoint_every", "checkpoint_keep", "pass_k", "pass_attempts", "splits"),
     *("record_tokens", "track", "profile"),
     *("device", "tf32", "threads", "concurrency", "episode_seconds", "score_seconds"),
     *("data", "corpus", "model", "own_code"),
@@ -69,9 +69,9 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         do = f"give at least the {taken} that {folder} took, or leave it out"
         raise InvalidInput("steps", got=after.steps, do=do)
     after.trainer.schedule.check_steps(after.steps)
-    if complete and after.steps == before.steps:
-        got = f"{folder}, which is complete: it took its {before.steps} step{'s' * (before.steps != 1)}"
-        do = "give more --steps to continue"
+    if complete and (after.steps, after.stop_after) == (before.steps, before.stop_after):
+        got = f"{folder}, which is complete: it took its {taken} step{'s' * (taken != 1)}"
+        do = f"give more --steps{' and another --stop_after' * (taken < before.steps)} to continue"
         if file is not None or is_available(before.taskset):
             of_file = "" if file is None else f"{path_argument(file)} "
             do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"

@@ -179,8 +179,8 @@ def schedule_events(run: Path, config: TrainConfig, taken: int) -> tuple[LogEven
     return ()
 
 
-async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> None:
-    """Train until the last step, then close the trainer.
+async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: GracefulShutdown) -> int:
+    """Train until the last step, close the trainer, and return the number of steps.
 
     If a rank dies, start all ranks again at the last checkpoint, at most ``trainer.rank_restarts`` times. Engines and
     environments keep running.
@@ -191,8 +191,7 @@ async def train_with_restarts(run: TrainingRun, writer: RunWriter, shutdown: Gra
         try:
             if death is not None:
                 run = await _restart(run, writer, f"{death.event} (restart {restarts} of {allowed})")
-            await train_loop(run, shutdown)
-            return
+            return await train_loop(run, shutdown)
         except RankDied as error:
             death = error
         finally:
@@ -277,12 +276,14 @@ async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
             began = time.perf_counter()
             run.progress.start(config.steps, run.start.progress.step)
             with _frozen_objects():
-                await train_with_restarts(run, writer, shutdown)
+                steps = await train_with_restarts(run, writer, shutdown)
             run.progress.finish()
+            if steps < config.steps:
+                run.progress.print_line(f"stopped at step {steps}: {config.stop_after} validations were not better")
             seconds = time.perf_counter() - began
             with shutdown.interruptible():
-                report = await _compare(run, seconds)
-            done = LogEvent("completed", f"{config.steps} step{'s' * (config.steps != 1)} in {seconds:.1f} s")
+                report = await _compare(run, steps, seconds)
+            done = LogEvent("completed", f"{steps} step{'s' * (steps != 1)} in {seconds:.1f} s")
             await run.recorder.record(result_event("table", table_json(report.table)), done)
             return report
         except ShutdownRequested:
@@ -315,11 +316,11 @@ def _frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
+async def _compare(run: TrainingRun, steps: int, seconds: float) -> TrainReport:
     # The base model is loaded again, because training has changed the policy's weights.
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
     if config.evaluate_n == 0:
-        return TrainReport(run.folder, config.steps, seconds, Table({}, {}), resumed_from=run.start.progress.step)
+        return TrainReport(run.folder, steps, seconds, Table({}, {}), resumed_from=run.start.progress.step)
     base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)
     base = base_policy.agent(base_engine, config, 1.0)
@@ -334,4 +335,4 @@ async def _compare(run: TrainingRun, seconds: float) -> TrainReport:
             )
     finally:
         await base_engine.close()
-    return TrainReport(run.folder, config.steps, seconds, table, pass_at_k, run.start.progress.step)
+    return TrainReport(run.folder, steps, seconds, table, pass_at_k, run.start.progress.step)

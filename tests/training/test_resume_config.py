@@ -21,6 +21,7 @@ OWN = TrainConfig(
     model="tiny-base",
     algorithm={"name": "ppo", "epochs": 2},
     steps=7,
+    evaluate_every=4,
     trainer={"schedule": {"warmup_steps": 3}},
     data=Path("questions.json"),
     reward_weights={"f1": 0},
@@ -80,6 +81,7 @@ def test_a_run_keeps_more_steps_than_its_warmup_has(ask: Callable[..., TrainConf
 
 MORE: dict[str, Any] = {
     "steps": 8,
+    "stop_after": 2,
     "checkpoint_every": 2,
     "checkpoint_keep": 3,
     "record_tokens": 0,
