@@ -184,6 +184,7 @@ _ELSEWHERE: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("dataset", "dataset_name", "train_files", "eval_dataset"): ("data",),
     ("model_name_or_path", "model_name", "pretrained"): ("model",),
     ("resume_from_checkpoint",): ("resume",),
+    ("mix", "mixture", "env", "environment_name"): ("taskset",),
 }
 
 

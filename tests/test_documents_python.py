@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def run(found: Sequence[Block]) -> None:
         except InvalidInput as error:
             if "pip install" not in str(error):
                 raise
-        if isinstance(names.get("env"), Env) and names.get("tasks"):
+        if isinstance(names.get("env"), Env | Mapping) and names.get("tasks"):
             make_taskset(names["env"], names["tasks"], "page", "a/model", names.get("rewards", ()))
 
 

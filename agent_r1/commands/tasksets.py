@@ -33,6 +33,7 @@ from agent_r1.core.files import atomic_dir
 from agent_r1.core.taskset import TaskSet
 from agent_r1.retrieval.config import RetrieverConfig
 from agent_r1.training.config import TasksetConfig, TrainConfig
+from agent_r1.training.mixture import load_mixture
 from agent_r1.training.progress import Progress
 from agent_r1.training.user_task import load_task_file
 
@@ -94,8 +95,15 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
     serve(config, announce)
 
 
-def open_taskset(name: str, config: TasksetConfig) -> TaskSet:
-    """Return a task set: a name, or the path of what defines ``build``, or ``env`` and ``tasks``."""
+def open_taskset(name: str, config: TasksetConfig, model: str = "") -> TaskSet:
+    """Return a task set: a name, a mixture as FILE.toml, or the path of what defines ``build``, or ``env`` and
+    ``tasks``."""
+    if name.endswith(".toml"):
+        sources = (config.data, config.corpus, config.encoder or None, config.sandbox)
+        if any(source is not None for source in sources):
+            do = f"leave them out: each part in {name} has its own"
+            raise InvalidInput("--data, --corpus, --encoder, --sandbox", got=f"it and {name}", do=do)
+        return load_mixture(Path(name), config.seed, model)
     if name.endswith(".py") and not agent_r1.tasksets.has_build(Path(name)):
         return open_file(Path(name), config, "")
     return agent_r1.tasksets.build(name, config.data, config.corpus, config.seed, config.sandbox, config.encoder)

@@ -216,7 +216,7 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
             )
         if file is None:
             require_file(folder, config.taskset)
-    taskset = open_taskset(config.taskset, config) if file is None else open_file(file, given, given.model)
+    taskset = open_taskset(config.taskset, config, given.model) if file is None else open_file(file, given, given.model)
     return resolve_config(TrainConfig, layers, taskset), taskset
 
 
@@ -234,9 +234,10 @@ def _of_parent(own: Layer, layers: list[Layer]) -> Layer:
 
 def _open_run(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, TaskSet]:
     config = resolve_resume_config(layers)
-    if file is None:
-        require_file(run_folder(config.run), config.taskset)
-    return config, open_taskset(config.taskset, config) if file is None else load_task_file(file, config.model)
+    if file is not None:
+        return config, load_task_file(file, config.model)
+    require_file(run_folder(config.run), config.taskset)
+    return config, open_taskset(config.taskset, config, config.model)
 
 
 def require_file(folder: Path, taskset: str) -> None:
@@ -271,7 +272,8 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
         if file is None and not other_taskset:
             require_file(folder, trained.taskset)
     if file is None:
-        taskset = with_unseen_questions(open_taskset(config.taskset, config), config, trained, progress)
+        taskset = open_taskset(config.taskset, config, config.model)
+        taskset = with_unseen_questions(taskset, config, trained, progress)
     else:
         taskset = open_file(file, given, config.model)
     config = resolve_config(EvalConfig, layers, taskset)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from agent_r1.core.errors import InvalidInput, suggest
 from agent_r1.core.messages import Action, Message, ToolResult, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId
@@ -74,6 +75,34 @@ class EnvByTask(Env, Protocol):
 def env_of(env: Env, task: Task) -> Env:
     """Return the environment in which ``task`` is played: ``env``, unless it is a different one in each task."""
     return env.for_task(task) if isinstance(env, EnvByTask) else env
+
+
+@dataclass(slots=True)
+class Environments:
+    """Several environments by name. A task is played in the one that ``Task.env`` names.
+
+    An entry such as "wiki/renamed" replaces the environment "wiki" for the tasks of the split "renamed".
+    """
+
+    by_name: Mapping[str, Env]
+    tools: tuple[ToolSpec, ...] = ()
+
+    def for_task(self, task: Task) -> Env:
+        """Return the environment of a task. Raise InvalidInput if the task names none of these."""
+        found = self.by_name.get(task.env_split) or self.by_name.get(task.env)
+        if found is None:
+            known = [name for name in self.by_name if "/" not in name]
+            got, do = (repr(task.env), suggest(task.env, known)) if task.env else ("none", "")
+            raise InvalidInput(f"env of task {task.id}", got=got, do=f"{do} give one of {', '.join(known)}".strip())
+        return env_of(found, task)
+
+    async def open(self, task: Task, context: RolloutContext) -> Episode:
+        return await self.for_task(task).open(task, context)
+
+
+def named_envs(env: Env) -> Mapping[str, Env]:
+    """Return all environments by name. The name of a single environment is ""."""
+    return env.by_name if isinstance(env, Environments) else {"": env}
 
 
 @runtime_checkable

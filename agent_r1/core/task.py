@@ -20,6 +20,7 @@ class Task:
     messages: tuple[Message, ...]  # the opening of the conversation
     data: Mapping[str, Any]  # for tools and scorers, never shown to the agent
     split: str
+    env: str  # the name of its environment if there are several, else ""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Task:
         messages: str | Iterable[Message | Mapping[str, Any]],
         data: Mapping[str, Any] | None = None,
         split: str = "train",
+        env: str = "",
     ) -> None:
         try:
             opening = to_messages(messages)
@@ -38,13 +40,19 @@ class Task:
         if not isinstance(data, Mapping | None):
             do = 'give a dictionary such as {"answers": ("Bruno",)}'
             raise InvalidInput(f"data of task {id!a}", got=f"an object of type {type(data).__name__}", do=do)
-        for name, text in (("id", id), ("split", split)):
+        for name, text in (("id", id), ("split", split), ("env", env)):
             check_text(f"{name} of task {id!a}", text)
         check_messages(f"messages of task {id!a}", opening)
         object.__setattr__(self, "id", id)  # the dataclass is frozen
         object.__setattr__(self, "messages", opening)
         object.__setattr__(self, "data", {} if data is None else data)
         object.__setattr__(self, "split", split)
+        object.__setattr__(self, "env", env)
+
+    @property
+    def env_split(self) -> str:
+        """The split, such as "test"; with several environments that of its environment, such as "calc/test"."""
+        return f"{self.env}/{self.split}" if self.env else self.split
 
 
 def check_text(what: str, text: object) -> None:
@@ -84,7 +92,8 @@ def hash_tasks(tasks: Iterable[Task]) -> str:
             data = sorted(map(str, task.data))
         messages = [to_openai(message.with_images_as_text()) for message in task.messages]
         images = [image.sha256 for message in task.messages for image in message.images]
-        content = [task.id, task.split, messages, data, *images]
+        env = [{"env": task.env}] if task.env else []
+        content = [task.id, task.split, messages, data, *images, *env]
         total.update(_dump(content).encode() + b"\n")
     return total.hexdigest()
 

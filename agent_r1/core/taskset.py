@@ -56,7 +56,8 @@ class TaskSet:
 
     name: str  # on the command line
     env: Env
-    tasks: Callable[[str], Sequence[Task]]  # split -> its tasks
+    # split -> its tasks; with several environments also "calc/test" -> the tasks of the split "test" in "calc"
+    tasks: Callable[[str], Sequence[Task]]
     scorers: tuple[Scorer, ...]
     baselines: Mapping[str, Env] = field(default_factory=dict)  # other methods on the same tasks, such as naive-rag
     recipe: Mapping[str, Any] = field(default_factory=dict)  # settings by dotted key: {"trainer.learning_rate": 1e-3}
@@ -75,6 +76,8 @@ class TaskSet:
     rewards: tuple[str, ...] = ()  # the names of all rewards; (): known only after scoring
     agent: AgentFunction | None = None  # acts instead of the agent loop, and calls the policy over HTTP
     file: Path | None = None  # the user's Python file that defines the task set
+    # local data of the parts of a mixture, such as "film.data"
+    part_data: Mapping[str, Path] = field(default_factory=dict)
 
     def env_for_split(self, split: str) -> Env:
         return self.variants.get(split, self.env)

@@ -335,6 +335,17 @@ class ShuffledScorer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EnvScorer:
+    """A scorer for the tasks of one of several environments. Attempts at other tasks get no reward from it."""
+
+    env: str
+    scorer: Scorer
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        return await self.scorer.score(group, task) if task.env == self.env else ({},) * len(group)
+
+
 def calls(trajectory: Trajectory, task: Task) -> float:
     """Return the number of tool calls in the attempt."""
     return float(sum(len(turn.action.message.calls) for turn in trajectory.env_turns))

@@ -128,7 +128,7 @@ class Collector:
         task, size = request.task, request.size
         rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
-        await self._recorder.record(*(AttemptStarted(id, task.split, version) for id in ids))
+        await self._recorder.record(*(AttemptStarted(id, task.env_split, version) for id in ids))
         tries = await asyncio.gather(
             *(self._attempt(rollout, task, id, version) for rollout, id in zip(rollouts, ids, strict=True))
         )
@@ -143,7 +143,7 @@ class Collector:
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
             await asyncio.sleep(self._limits.retry_seconds * 2**id.retry)
             id = replace(id, retry=id.retry + 1)
-            await self._recorder.record(AttemptFinished(trajectories[-1]), AttemptStarted(id, task.split, version))
+            await self._recorder.record(AttemptFinished(trajectories[-1]), AttemptStarted(id, task.env_split, version))
             trajectories.append(await self._run_attempt(rollout, task, id))
         return trajectories
 

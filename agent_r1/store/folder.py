@@ -23,8 +23,8 @@ CONFIG_FILE = "config.json"
 
 
 def default_run_name(task: str, algorithm: str, now: datetime) -> str:
-    """Return the name of a new run if the user gave no name."""
-    return f"{task}-{algorithm}-{now:%Y%m%d-%H%M%S}"
+    """Return the name of a new run if the user gave no name. ``task`` is the name or the path of a task set."""
+    return f"{Path(task).stem}-{algorithm}-{now:%Y%m%d-%H%M%S}"
 
 
 def run_folder(run: str) -> Path:

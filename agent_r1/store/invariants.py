@@ -128,22 +128,26 @@ INVARIANTS: Mapping[str, str] = {
                 GROUP BY step, group_id, sample_index)
             WHERE reward IS NOT NULL AND action_tokens > 0 AND NOT is_scheduled GROUP BY step) USING (step)
         WHERE name = 'reward' AND abs(value - mean) > 1e-9 * max(1, abs(mean))""",
-    # The mean is over the scored attempts. Without this reward one counts as 0; if it is not known, one is left out.
+    # The mean is over the scored attempts of the environments with this reward. Without it an attempt counts as 0; if
+    # it is not known, the attempt is left out. A split such as "calc/train" begins with the environment.
     "the mean rewards of a step are those of its attempts": f"""
         WITH last AS (
-            SELECT step, id, max(retry) FROM ({_STEP_ATTEMPTS}) WHERE NOT greedy
-            GROUP BY step, group_id, sample_index),
-        attempt AS (SELECT step, id FROM last WHERE id IN (SELECT attempt_id FROM rewards WHERE turn IS NULL)),
-        size AS (SELECT step, count(*) AS attempts FROM attempt GROUP BY step),
+            SELECT step, substr(split, 1, instr(split, '/')) AS env, id, max(retry) FROM ({_STEP_ATTEMPTS})
+            WHERE NOT greedy GROUP BY step, group_id, sample_index),
+        attempt AS (SELECT step, env, id FROM last WHERE id IN (SELECT attempt_id FROM rewards WHERE turn IS NULL)),
+        size AS (SELECT step, env, count(*) AS attempts FROM attempt GROUP BY step, env),
         total AS (
-            SELECT step, name, attempt_id, sum(value) AS total,
+            SELECT step, env, name, attempt_id, sum(value) AS total,
                 max(typeof(value) = 'text' OR abs(value) > 1e9) AS is_odd,
                 max(value IS NULL) AS unknown
             FROM attempt JOIN rewards ON attempt_id = attempt.id GROUP BY attempt_id, name),
+        part AS (
+            SELECT step, name, sum(total) FILTER (WHERE NOT unknown) AS sum, attempts - sum(unknown) AS known,
+                max(is_odd) AS is_odd
+            FROM total JOIN size USING (step, env) GROUP BY step, env, name),
         mean AS (
-            SELECT step, 'reward/' || name AS name,
-                sum(total) FILTER (WHERE NOT unknown) / (attempts - sum(unknown)) AS mean
-            FROM total JOIN size USING (step) GROUP BY step, name HAVING NOT max(is_odd))
+            SELECT step, 'reward/' || name AS name, sum(sum) / sum(known) AS mean
+            FROM part WHERE sum IS NOT NULL GROUP BY step, name HAVING NOT max(is_odd))
         SELECT 'step ' || step || ' has ' || name || ' ' || value || ', but its attempts ' || mean
         FROM current_metrics JOIN mean USING (step, name)
         WHERE abs(value - mean) > 1e-9 * max(1, abs(mean))""",

@@ -124,14 +124,16 @@ _TRAJECTORY = (
     " wait_seconds"
 )
 _ENDED = "current_attempts AS attempts JOIN outcomes ON attempt_id = attempts.id"
+# "train" is also the split of an attempt in "calc/train", in a run with several environments.
+_IN_SPLIT = "? IN (split, substr(split, instr(split, '/') + 1))"
 # Rewards by (turn, call): (None, None) for the whole trajectory, (turn, None) for the whole turn.
 _RewardTable = Mapping[tuple[int | None, int | None], Mapping[str, Any]]
 
 
 def _condition(where: AttemptFilter) -> tuple[str, list[Any]]:
-    # One SQL expression and its parameters, such as ("split = ? AND reward >= ?", ["train", 0.5]).
+    # One SQL expression and its parameters, such as ("fate = ? AND reward >= ?", ["trained", 0.5]).
     conditions = {
-        "split = ?": where.split,
+        _IN_SPLIT: where.split,
         "status = ?": where.status,
         "fate = ?": None if where.fate == "pending" else where.fate,
         "attempts.group_id = ?": where.group_id,
@@ -263,8 +265,9 @@ class RunReader:
 
     def trajectories(self, split: str | None = None) -> Iterator[Trajectory]:
         """Yield the trajectory of every attempt that ended, or only of attempts in ``split``."""
-        sql = f"SELECT {_TRAJECTORY} FROM {_ENDED} WHERE ?1 IS NULL OR split = ?1 ORDER BY attempts.id"
-        return map(self._trajectory, self._rows(sql, split))
+        condition, parameters = _condition(AttemptFilter(split=split))
+        sql = f"SELECT {_TRAJECTORY} FROM {_ENDED} WHERE {condition} ORDER BY attempts.id"
+        return map(self._trajectory, self._rows(sql, *parameters))
 
     def trajectory(self, attempt: AttemptId) -> Trajectory | None:
         """Return the trajectory of an attempt, or None if the attempt did not end."""

@@ -83,8 +83,9 @@ def build(
 
 
 def is_available(name: str) -> bool:
-    """Return whether :func:`build` can find the task set: it is built in or has a path, and is not made in Python."""
-    return name in TASKSETS or "/" in name or name.endswith(".py")
+    """Return whether a run can find the task set by its name: it is built in or has a path, and is not made in
+    Python."""
+    return name in TASKSETS or "/" in name or name.endswith((".py", ".toml"))
 
 
 def has_build(file: Path) -> bool:

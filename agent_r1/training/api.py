@@ -106,7 +106,7 @@ def _notebook_progress() -> Progress:
 
 
 def train(
-    env: Env,
+    env: Env | Mapping[str, Env],
     tasks: Sequence[Task],
     *,
     eval_tasks: Sequence[Task] = (),
@@ -148,7 +148,8 @@ class Trainer:
     """A trainer for your own agent, in scripts and notebooks.
 
     Args:
-        env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``.
+        env: a :class:`~agent_r1.ToolEnv`, or any object with ``tools`` and ``open()``; or several by name, of which
+            each task names its own: ``Task(.., env="calc")``.
         tasks: the tasks. Training uses the tasks of the split "train", which is the default split of a task. If
             ``evaluate_every`` is set, the split "validation" determines the best step. The result table has one column
             for each split, except "train" and "validation".
@@ -168,7 +169,7 @@ class Trainer:
     @_in_python_words()
     def __init__(
         self,
-        env: Env,
+        env: Env | Mapping[str, Env],
         tasks: Sequence[Task],
         *,
         eval_tasks: Sequence[Task] = (),

@@ -213,10 +213,10 @@ def group_requests(
 ) -> Iterator[GroupRequest]:
     """Yield group requests without an end, with ids from ``first`` on.
 
-    Each epoch has all tasks in a random order, which depends only on seed and epoch. The tasks of each ``kind`` are
-    spread evenly.
+    Each epoch has all tasks in a random order, which depends only on seed and epoch. The tasks of each ``kind``
+    of each environment are spread evenly.
     """
-    kinds = [0 if kind is None else kind(task) for task in tasks]
+    kinds = [(task.env, 0 if kind is None else kind(task)) for task in tasks]
     for epoch in count(first // len(tasks)):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
         permutation = _spread(torch.randperm(len(tasks), generator=generator).tolist(), kinds)
@@ -225,9 +225,9 @@ def group_requests(
                 yield GroupRequest(group_id, tasks[index], config.group_size)
 
 
-def _spread(permutation: Sequence[int], kinds: Sequence[int]) -> list[int]:
+def _spread(permutation: Sequence[int], kinds: Sequence[tuple[str, int]]) -> list[int]:
     # Return ``permutation`` reordered, so that the tasks of each kind are spread evenly.
-    total, seen, place = Counter(kinds), Counter[int](), dict[int, tuple[float, int]]()
+    total, seen, place = Counter(kinds), Counter[tuple[str, int]](), dict[int, tuple[float, tuple[str, int]]]()
     for index in permutation:
         kind = kinds[index]
         place[index] = ((seen[kind] + 0.5) / total[kind], kind)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from agent_r1.core.environment import RolloutContext
+from agent_r1.core.environment import RolloutContext, env_of
 from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.messages import Message, to_openai
 from agent_r1.core.task import Task
@@ -78,16 +78,17 @@ def _opening(taskset: TaskSet | None, split: str, number: int) -> tuple[ToolEnv,
     if taskset is None:
         return ToolEnv(tools=[]), Task("chat", ()), ""
     split = split or taskset.evaluation[0]
-    env, tasks = taskset.env_for_split(split), taskset.tasks(split)
-    if not isinstance(env, ToolEnv):
-        got = f"{taskset.name}, whose environment is a {type(env).__name__}"
-        raise InvalidInput("task set", got=got, do="give one whose environment is a ToolEnv, or a model alone")
+    tasks = taskset.tasks(split)
     if number >= len(tasks):
         raise InvalidInput("--number", got=number, do=f"give one below {len(tasks)}")
     task = tasks[number]
+    env = env_of(taskset.env_for_split(split), task)
+    if not isinstance(env, ToolEnv):
+        got = f"{taskset.name}, whose environment is a {type(env).__name__}"
+        raise InvalidInput("task set", got=got, do="give one whose environment is a ToolEnv, or a model alone")
     system = tuple(message for message in task.messages if message.role == "system")
     questions = [message.text for message in task.messages if message.role == "user"]
-    return env, Task(task.id, system, task.data, task.split), questions[-1] if questions else ""
+    return env, replace(task, messages=system), questions[-1] if questions else ""
 
 
 class _Chat:

@@ -168,6 +168,8 @@ def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
         raise InvalidInput(f"solutions of {taskset.name}", got="none", do=do)
     try:
         given = _validate(taskset.solutions(task))
+    except InvalidInput:
+        raise
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
         raise InvalidInput(f"solutions of task {task.id}", got=got, do="fix the function that returns them") from error

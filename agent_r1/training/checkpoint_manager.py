@@ -274,7 +274,7 @@ class CheckpointManager:
             await self._recorder.record(LogEvent("warning", text))
             _log.warning("%s", text)
             return {}
-        measure = next(result.measure for result in results if result.failure is None)
+        measure = " or ".join(sorted({result.measure for result in results if result.failure is None}))
         data = {"step": step, "split": split, "measure": measure, **asdict(cell)}
         await self._recorder.record(result_event("validation", data))
         before = self._progress.best

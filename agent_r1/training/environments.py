@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from agent_r1.core.environment import Env
+from agent_r1.core.environment import Env, named_envs
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import AgentFunction
 from agent_r1.core.taskset import TaskSet
@@ -112,7 +112,11 @@ def environments_of(taskset: TaskSet) -> dict[str, Env]:
 def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDescription:
     """Return what a worker must share with a run: task set, version, and hashes of tasks, tools and the user's file."""
     hashes = dict(data_hashes(config, taskset))
-    tools = {name: [tool.to_openai() for tool in env.tools] for name, env in environments_of(taskset).items()}
+    tools = {
+        f"{name} {own}".rstrip(): [tool.to_openai() for tool in one.tools]
+        for name, env in environments_of(taskset).items()
+        for own, one in named_envs(env).items()
+    }
     hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
     if taskset.file is not None:
         hashes["file"] = hash_file(Path(taskset.file))

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from agent_r1.chat_api import ChatApi
-from agent_r1.core.environment import Env
+from agent_r1.core.environment import Env, env_of
 from agent_r1.core.errors import AgentR1Error, InvalidInput, read_credential
 from agent_r1.core.inference import InferenceEngine, SamplingParams, ValueFunction
 from agent_r1.core.task import Task
@@ -126,7 +126,7 @@ async def measure_pass_at_k(
     """
     progress.print_line(f"pass@{k} of {method.name}")
     cells = {}
-    for split in taskset.evaluation:
+    for split in _splits_of(method, taskset):
         in_split = replace(method, env=env_for_method(method, taskset, split))
         groups = await attempts(in_split, taskset.scorers, taskset.tasks(split)[:count], size, limits, progress)
         if (cell := sampled_cell([group.trajectories for group in groups], k)) is not None:
@@ -205,6 +205,19 @@ def measure_retrieval(taskset: TaskSet) -> dict[str, Mapping[str, float]]:
     return {split: values for split, values in measured.items() if values}
 
 
+def _splits_of(method: Method, taskset: TaskSet) -> list[str]:
+    # The splits that the method can solve: a baseline of a mixture can be one of some parts only.
+    return [split for split in taskset.evaluation if all(_has_env(method, task) for task in taskset.tasks(split))]
+
+
+def _has_env(method: Method, task: Task) -> bool:
+    try:
+        env_of(method.env, task)
+    except InvalidInput:
+        return False
+    return True
+
+
 async def make_table(
     methods: Sequence[Method], taskset: TaskSet, count: int, limits: RolloutLimits, progress: Progress
 ) -> Table:
@@ -214,19 +227,19 @@ async def make_table(
     """
     cells: dict[str, dict[str, Cell | None]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
-    measure, began = EXACT_MATCH, time.monotonic()
+    measured, began = set[str](), time.monotonic()
     failures: Counter[str] = Counter()
     progress.print_line(f"evaluating {', '.join(method.name for method in methods)} on {', '.join(taskset.evaluation)}")
     for done, method in enumerate(methods, 1):
         cells[method.name], measures[method.name] = {}, {}
-        for split in taskset.evaluation:
+        for split in _splits_of(method, taskset):
             trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
             results = [score_trajectory(trajectory) for trajectory in trajectories]
             cells[method.name][split] = make_cell(results)
             measures[method.name][split] = extra_measures(taskset, trajectories)
             _report_failures(method.name, split, results, progress)
             failures.update(result.failure for result in results if result.failure is not None)
-            measure = next((result.measure for result in results if not result.exact), measure)
+            measured.update(result.measure for result in results if result.failure is None)
         left = (time.monotonic() - began) / done * (len(methods) - done)
         row = ", ".join(
             f"{split} {'all failed' if cell is None else f'{cell.em:z.2f}'}"
@@ -238,6 +251,7 @@ async def make_table(
         raise AgentR1Error(
             f"every attempt of the evaluation failed, {times} of {failures.total()} for this reason: {reason}"
         )
+    measure = " or ".join(sorted(measured)) or EXACT_MATCH  # parts of a mixture can have different ones
     return Table(cells, measure_retrieval(taskset), measure, measures if taskset.measures is not None else {})
 
 

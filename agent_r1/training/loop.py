@@ -9,10 +9,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from agent_r1.algorithms.ops import MIN_STD
+from agent_r1.core.environment import named_envs
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.core.events import (
     PENDING_AT_END,
@@ -42,7 +45,16 @@ from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
 from agent_r1.training.environments import make_rollout
 from agent_r1.training.evaluate import extra_measures, with_temperature
-from agent_r1.training.metrics import REWARD_MEAN, compute_rollout_metrics, reward_means, score_trajectory
+from agent_r1.training.metrics import (
+    ENV_CONSTANT,
+    ENV_EM,
+    ENV_REWARD,
+    REWARD_MEAN,
+    compute_rollout_metrics,
+    mean_em,
+    reward_means,
+    score_trajectory,
+)
 from agent_r1.training.monitor import HealthMonitor, proxy_metrics, true_reward
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
@@ -118,8 +130,9 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
     progress = run.start.progress
     first = await run_in_thread(updater.publish)  # in a thread, because publish() can compute a checksum of all weights
     manager = CheckpointManager(runtime, run.folder, run.start, run.recorder)
-    env = runtime.taskset.env_for_split("train")
-    monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor, [tool.name for tool in env.tools])
+    envs = named_envs(runtime.taskset.env_for_split("train")).values()
+    tools = dict.fromkeys(tool.name for env in envs for tool in env.tools)
+    monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor, list(tools))
     trusted = true_reward(config, runtime.taskset.rewards)
     staleness = StalenessController(
         config.steps - progress.step,
@@ -246,7 +259,7 @@ async def _record_step(
     groups = [selected.group for selected in batch]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     results = [score_trajectory(trajectory) for trajectory in trajectories]
-    em = statistics.fmean([result.em for result in results if result.failure is None] or [math.nan])
+    em = mean_em(results)
     tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
     tokens_per_second = tokens / max(timings["rollout_seconds"] + timings["update_seconds"], 1e-9)
     metrics = {
@@ -255,7 +268,8 @@ async def _record_step(
         "groups": float(len(groups)),
         "refilled_groups": float(len(groups) - run.runtime.config.groups_per_step),
         **compute_rollout_metrics(groups),
-        **reward_means(trajectories),
+        **reward_means([t for one in some for t in one.group.trajectories] for some in _by_env(batch).values()),
+        **_environment_metrics(batch),
         "em": em,
         "tokens": float(tokens),
         **extra_measures(run.runtime.taskset, trajectories),
@@ -278,6 +292,27 @@ async def _record_step(
             run.progress.print_line(f"WARNING: reward_weights.{name}: no attempt of step 1 has a reward of this name")
     shown_em = em if all(result.exact for result in results) else None
     run.progress.on_step(StepReport(update.step, update.metrics["reward"], shown_em, tokens_per_second, metrics))
+
+
+def _by_env(batch: Sequence[SelectedGroup]) -> Mapping[str, list[SelectedGroup]]:
+    by_env: dict[str, list[SelectedGroup]] = {}
+    for selected in batch:
+        by_env.setdefault(selected.group.task.env, []).append(selected)
+    return by_env
+
+
+def _environment_metrics(batch: Sequence[SelectedGroup]) -> dict[str, float]:
+    # As the metrics reward, em and constant_groups of the whole batch; {} if there is a single environment.
+    metrics: dict[str, float] = {}
+    for name, groups in sorted(_by_env(batch).items()):
+        if name:
+            rewards = [[sample.total for sample in one.selection.samples] for one in groups]
+            constant = [statistics.pstdev(some) <= MIN_STD for some in rewards if len(some) > 1]
+            results = [score_trajectory(trajectory) for one in groups for trajectory in one.group.trajectories]
+            metrics[f"{ENV_REWARD}{name}"] = statistics.fmean([*chain.from_iterable(rewards)] or [math.nan])
+            metrics[f"{ENV_EM}{name}"] = mean_em(results)
+            metrics[f"{ENV_CONSTANT}{name}"] = statistics.fmean(constant or [math.nan])
+    return metrics
 
 
 class Stopwatch:

@@ -15,6 +15,10 @@ from agent_r1.tools.tool_errors import INVALID_CALL_KINDS
 REWARD_MEAN = "reward/"
 """The prefix of metrics that are means of rewards, such as ``reward/em``."""
 
+ENV_REWARD, ENV_EM, ENV_CONSTANT = "env_reward/", "env_em/", "env_constant_groups/"
+"""Prefixes of metrics of one of several environments, such as ``env_reward/calc``: mean reward, mean exact match, and
+the share of groups whose attempts have equal rewards."""
+
 VALIDATION_SUBSET = "validation_em/"
 """The prefix of the exact match on a subset of the validation tasks, such as ``validation_em/three-hop``."""
 
@@ -33,18 +37,19 @@ def sum_rewards(trajectory: Trajectory) -> RewardTotals:
     return totals
 
 
-def reward_means(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the mean of each reward over the scored attempts, as metrics named ``reward/NAME``.
+def reward_means(by_env: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
+    """Return the mean of each reward over the scored attempts of each environment, as metrics named ``reward/NAME``.
 
-    A missing reward counts as 0. A reward that is not a finite number is left out of its mean.
+    A missing reward counts as 0 in an environment in which another attempt has it. A reward
+    that is not a finite number is left out of its mean.
     """
-    totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
-    means = {}
-    for name in dict.fromkeys(name for total in totals for name, value in total.items() if value is not None):
-        values = [value for total in totals if (value := total.get(name, 0.0)) is not None and can_be_summed(value)]
-        if values:
-            means[f"{REWARD_MEAN}{name}"] = math.fsum(values) / len(values)
-    return means
+    found: dict[str, list[float]] = {}
+    for trajectories in by_env:
+        totals = [sum_rewards(trajectory) for trajectory in trajectories if trajectory.rewards]
+        for name in dict.fromkeys(name for total in totals for name, value in total.items() if value is not None):
+            values = (total.get(name, 0.0) for total in totals)
+            found.setdefault(name, []).extend(v for v in values if v is not None and can_be_summed(v))
+    return {f"{REWARD_MEAN}{name}": math.fsum(values) / len(values) for name, values in found.items() if values}
 
 
 EXACT_MATCH = "exact match"
@@ -112,6 +117,11 @@ def score_trajectory(trajectory: Trajectory) -> EvalResult:
     if value is None:
         return EvalResult(0.0, 0.0, measure=measure, failure=trajectory.reason or f"{name} could not be scored")
     return EvalResult(value, value if f1 is None else f1, totals.get("sub_match"), measure)
+
+
+def mean_em(results: Sequence[EvalResult]) -> float:
+    """Return the mean exact match of the attempts that could be scored; NaN if there are none."""
+    return statistics.fmean([result.em for result in results if result.failure is None] or [math.nan])
 
 
 def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -204,16 +204,16 @@ def play(
         task = tasks[number]
     else:
         raise InvalidInput("--number", got=number, do=f"give one below {len(tasks)}")
-    person = HumanPlayer(console, env_of(taskset.env_for_split(task.split), task).tools)
+    person = HumanPlayer(console, env_of(taskset.env_for_split(split), task).tools)
     console.print(Line(f"{taskset.name}, task {task.id}"))
     try:
-        return asyncio.run(_play(taskset, task, person))
+        return asyncio.run(_play(taskset, split, task, person))
     except KeyboardInterrupt:  # Ctrl-C while a tool was running
         return PlayResult(task.id, LEFT, person.turns)
 
 
-async def _play(taskset: TaskSet, task: Task, person: HumanPlayer) -> PlayResult:
-    agent = ScriptedAgent(taskset.env_for_split(task.split), lambda attempt: person.respond)
+async def _play(taskset: TaskSet, split: str, task: Task, person: HumanPlayer) -> PlayResult:
+    agent = ScriptedAgent(taskset.env_for_split(split), lambda attempt: person.respond)
     limits = RolloutLimits(concurrency=1, episode_seconds=EPISODE_SECONDS, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "play", limits)
     async with aclosing(collector.collect([GroupRequest(0, task, 1)])) as groups:

@@ -103,7 +103,11 @@ def check_taskset(policy: Policy | None, taskset: TaskSet, splits: Sequence[str]
             continue
         if not policy.reads_images:
             _refuse_images(tasks)
-        _check_prompts(policy, taskset.env_for_split(split), tasks)
+        by_env: dict[str, dict[str, Task]] = {}
+        for task in tasks:  # a task can occur several times in a mixture
+            by_env.setdefault(task.env, {})[task.id] = task
+        for own in by_env.values():
+            _check_prompts(policy, taskset.env_for_split(split), list(own.values()))
 
 
 def _refuse_images(tasks: Sequence[Task]) -> None:
@@ -163,7 +167,7 @@ def data_hashes(config: TasksetConfig, taskset: TaskSet) -> Mapping[str, str]:
 def fingerprint_data(config: TasksetConfig, taskset: TaskSet) -> tuple[LogEvent, ...]:
     """Return the sha256 hashes of the tasks, and of local files or folders ``config.data`` and ``config.corpus``."""
     lines = []
-    for name, place in (("data", config.data), ("corpus", config.corpus)):
+    for name, place in (("data", config.data), ("corpus", config.corpus), *taskset.part_data.items()):
         if place is not None and (path := Path(place)).exists():
             lines.append(f"{name} {path} sha256 {_hash_path(path)}")
     splits = dict.fromkeys(["train", taskset.validation or "train"])

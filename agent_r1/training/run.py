@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent_r1.config import Layer, resolve
+from agent_r1.core.environment import EnvByTask, named_envs
 from agent_r1.core.errors import Interrupted, InvalidInput
 from agent_r1.core.events import LogEvent
 from agent_r1.core.redaction import flat_settings
@@ -258,6 +259,12 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
     progress.print_line(f"stored in {folder}; to look at it: {look}")
     if config.model == "tiny-base" and taskset.name != "tinywiki":
         progress.print_line("note: tiny-base knows the words of TinyWiki only; for other tasks give --model")
+    for env in named_envs(taskset.env_for_split("train")).values():
+        if not env.tools and not isinstance(env, EnvByTask) and not type(env).__module__.startswith("agent_r1."):
+            progress.print_line(
+                f"note: {type(env).__name__}.tools is empty, so its prompts show no tool; if it hands tasks to other "
+                'environments, give env = {"NAME": env, ..}'
+            )
     if taskset.validation is not None and config.evaluate_every == 0 and config.evaluate_n > 0:
         progress.print_line(
             f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"

@@ -64,6 +64,7 @@ class TaskContent(_Body):
     messages: list[Any]
     data: Any  # JSON values and tuples
     split: str
+    env: str = ""
 
 
 class TaskReference(_Body):
@@ -149,13 +150,14 @@ def encode_task(task: Task) -> TaskContent | TaskReference:
     try:
         check_sendable("the data", data)
     except TypeError:
-        return TaskReference(id=task.id, split=task.split, sha256=hash_tasks([task]))
-    return TaskContent(id=task.id, messages=encode_messages(task.messages), data=encode_value(data), split=task.split)
+        return TaskReference(id=task.id, split=task.env_split, sha256=hash_tasks([task]))
+    messages = encode_messages(task.messages)
+    return TaskContent(id=task.id, messages=messages, data=encode_value(data), split=task.split, env=task.env)
 
 
 def decode_task(content: TaskContent, images: Images) -> Task:
     messages = with_images(decode_messages(content.messages), images)
-    return Task(content.id, messages, decode_value(content.data), content.split)
+    return Task(content.id, messages, decode_value(content.data), content.split, content.env)
 
 
 def encode_step(action: Action) -> StepRequest:

@@ -95,7 +95,8 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_default_names_and_folders_of_runs() -> None:
-    assert default_run_name("tinywiki", "ppo", datetime(2026, 1, 2, 3, 4, 5)) == "tinywiki-ppo-20260102-030405"
+    for name in ("tinywiki", "task_sets/tinywiki.toml"):
+        assert default_run_name(name, "ppo", datetime(2026, 1, 2, 3, 4, 5)) == "tinywiki-ppo-20260102-030405"
     assert run_folder("demo") == Path("runs/demo")
     assert run_folder("/tmp/demo") == Path("/tmp/demo")
     assert run_folder("./demo") == Path("demo")

@@ -132,4 +132,4 @@ def test_the_mean_of_each_reward_counts_a_call_that_was_never_made_as_zero() -> 
         return Trajectory(AttemptId("run", "t", 0, 0), "t", (), Status.COMPLETED, rewards=rewards)
 
     trajectories = [scored(em=1.0, found=0.5), scored(em=0.0), scored(em=None, bad=None), scored()]
-    assert reward_means(trajectories) == {"reward/em": 0.5, "reward/found": 0.5 / 3}
+    assert reward_means([trajectories]) == {"reward/em": 0.5, "reward/found": 0.5 / 3}

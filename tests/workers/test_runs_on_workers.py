@@ -29,6 +29,7 @@ from agent_r1.store.verification import run_digest, verify
 from agent_r1.tasksets import build
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import describe_environments, environments_of, with_environments
+from agent_r1.training.mixture import load_mixture
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from agent_r1.workers.client import check_workers
@@ -106,6 +107,19 @@ def test_a_run_on_a_worker_is_the_run_without(tmp_path: Path, taskset: TaskSet) 
         assert worker.num_episodes == 0
     with closing(RunReader(tmp_path / "alone")) as alone, closing(RunReader(tmp_path / "remote")) as remote:
         assert run_digest(alone) == run_digest(remote)
+
+
+def test_each_of_several_environments_is_served_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mix.toml").write_text('[a]\ntaskset = "tinywiki"\n[b]\ntaskset = "tinywiki"\n', "utf-8")
+    mixture = replace(load_mixture(tmp_path / "mix.toml", 0, ""), baselines={}, evaluation=("b/renamed-tool",))
+    config = resolve(TrainConfig, [Layer("test", {"model": "none"})])
+    train_micro(tmp_path / "alone", mixture)
+    tasks = {split: mixture.tasks(split) for split in ("a/train", "b/train", "b/renamed-tool")}
+    with serving(environments_of(mixture), describe_environments(config, mixture), tasks) as worker:
+        train_micro(tmp_path / "remote", mixture, (worker.url,))
+    with closing(RunReader(tmp_path / "alone")) as alone, closing(RunReader(tmp_path / "remote")) as remote:
+        assert run_digest(alone) == run_digest(remote)
+        assert {one.task_id.partition("/")[0] for one in remote.trajectories("train")} == {"a", "b"}
 
 
 def test_a_run_survives_the_death_of_one_of_two_workers(tmp_path: Path, taskset: TaskSet) -> None:
