@@ -23,9 +23,6 @@ from agent_r1.rollout.session import Conversation, Messages, Sample, SessionProm
 
 log = logging.getLogger(__name__)
 
-TOO_LONG = "context_length_exceeded"
-"""The code of an error with which an endpoint refuses a conversation that is too long for its model."""
-
 REPLACED = {"max_tokens": "max_completion_tokens", "temperature": None}
 """Arguments that some models refuse, and what is sent then. None: the argument is left out."""
 
@@ -131,7 +128,8 @@ class ApiSession(Conversation):
         start = self._seconds()
         answer = await self._agent.ask(prompt.messages, prompt.tools, len(self._turns))
         if isinstance(answer, Failure):
-            too_long = answer.code == TOO_LONG or (answer.is_final and "context length" in answer.reason)
+            # the code of OpenAI, and the words of vLLM
+            too_long = answer.code == "context_length_exceeded" or "maximum context length" in answer.reason
             return Stopped(Status.OUT_OF_TOKENS if too_long else Status.ENGINE_FAILED, answer.reason)
         action, reply = answer
         if (reply.prompt_tokens or 0) >= self._agent.context_length:

@@ -227,11 +227,8 @@ class Trainer:
     def evaluate(self, **settings: Any) -> Table:
         """Return a result table of the baselines, the base model and (after training) the trained agent.
 
-        With ``api_url`` and ``api_model``, models behind an API are rows too. If the trainer was given no model and has
-        not trained, they are the only rows.
-
-        Args:
-            settings: fields of :class:`~agent_r1.training.config.EvalConfig` that differ from the trainer's settings.
+        ``settings`` are fields of :class:`~agent_r1.training.config.EvalConfig`. With ``api_url`` and ``api_model``,
+        models behind an API are rows too, and the only ones if the trainer has no model and has not trained.
         """
         config = self._config or resolve_config(TrainConfig, self._layers, self._taskset)
         given = resolve(EvalConfig, [Layer("Trainer.evaluate", settings), *self._layers], TrainConfig)
