@@ -302,6 +302,30 @@ def test_the_command_evaluates_models_behind_an_api_without_a_model_of_its_own(
     assert "likeliest -" in data["out"] and {body["temperature"] for body in server.bodies} == {0.0, 1.0}
 
 
+SEVERAL = (
+    OWN
+    + """
+env = {"sums": env, "words": ToolEnv([], [exact_match], system="Answer in one word.")}
+tasks = [Task(t.id, t.messages, t.data, env="sums") for t in tasks]
+tasks += [Task("word", "9 words?", {"answers": ("9",)}, env="words")]
+"""
+)
+
+
+def test_each_task_has_the_tools_of_its_own_environment(run: Run, serve: Serve, tmp_path: Path) -> None:
+    def answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        if "tools" in body:
+            return solve(handler, body)
+        assert body["messages"][0] == {"role": "system", "content": "Answer in one word."}
+        reply(handler, message("<answer>9</answer>"))
+
+    (tmp_path / "several.py").write_text(SEVERAL, "utf-8")
+    server = serve(answer)
+    code, data, err = run("eval", "several.py", "--api_url", server.url, "--api_model", "a", "--json")
+    assert code == 0, err
+    assert {name: cell["em"] for name, cell in data["table"]["a"].items()} == {"sums/train": 1.0, "words/train": 1.0}
+
+
 def test_a_server_that_always_fails_is_one_line(run: Run, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     url = serve(failing("broken", 500)).url
     monkeypatch.setattr(evaluate, "API_TRIES", 1)
