@@ -11,7 +11,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX = $$([ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && $(PYTHON) -c \
 	'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo install test test-vllm test-ray test-extras test-gpu check format docs bench bench-check bench-peers faults paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray test-extras test-gpu check dist test-install format docs bench bench-check bench-peers faults paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -82,6 +82,19 @@ check: $(INSTALLED_DEV)  ## style, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dist: $(INSTALLED_DEV)  ## sdist and wheel in dist/, the wheel built from the sdist
+	rm -rf dist agent_r1.egg-info  # setuptools also packs what an old list of files in there names
+	$(BIN)/python -m build --no-isolation > .venv/dist.log || { cat .venv/dist.log; exit 1; }
+
+# As a user installs it: in an empty environment, which is removed if the tests pass.
+test-install: dist  ## the wheel in an environment of its own: the demo, a new project, the viewer (.. minutes)
+	rm -rf .venv/wheel
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX) "$$(grep '^torch==' requirements.lock)"
+	.venv/wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
+	INSTALLED_PYTHON=.venv/wheel/bin/python CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -rs tests/test_install.py
+	rm -rf .venv/wheel
 
 format: $(INSTALLED_DEV)
 	$(BIN)/ruff check --fix .

@@ -135,6 +135,10 @@ def _module_with(name: str) -> str | None:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # pyproject.toml is the only file that states it
+        from importlib.metadata import version  # takes longer to import than this package
+
+        return version("agent-r1")
     if name not in _MODULE_OF:
         if (module := _module_with(name)) is not None:  # from agent_r1 import NAME would hide an AttributeError's text
             raise ImportError(f"agent_r1 has no {name}: from {module} import {name}", name=__name__)
