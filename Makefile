@@ -85,14 +85,14 @@ check: $(INSTALLED_DEV)  ## style, formatting, types
 
 dist: $(INSTALLED_DEV)  ## sdist and wheel in dist/, the wheel built from the sdist
 	rm -rf dist agent_r1.egg-info  # setuptools also packs what an old list of files in there names
-	$(BIN)/python -m build --no-isolation > .venv/dist.log || { cat .venv/dist.log; exit 1; }
+	$(BIN)/python -m build --no-isolation > .venv/dist.log 2>&1 || { cat .venv/dist.log; exit 1; }
 
-# As a user installs it: in an empty environment, which is removed if the tests pass.
-test-install: dist  ## the wheel in an environment of its own: the demo, a new project, the viewer (.. minutes)
+# As a user installs it: in an empty environment (-I: nothing of PYTHONPATH), which is removed if the tests pass.
+test-install: dist  ## the wheel in an environment of its own: the demo, a new project, the viewer (minutes, 1.2 GB until it ends)
 	rm -rf .venv/wheel
 	$(PYTHON) -m venv .venv/wheel
-	.venv/wheel/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX) "$$(grep '^torch==' requirements.lock)"
-	.venv/wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
+	.venv/wheel/bin/python -I -m pip install --quiet --disable-pip-version-check $(TORCH_INDEX) "$$(grep '^torch==' requirements.lock)"
+	.venv/wheel/bin/python -I -m pip install --quiet --disable-pip-version-check --constraint requirements.lock dist/*.whl
 	INSTALLED_PYTHON=.venv/wheel/bin/python CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -rs tests/test_install.py
 	rm -rf .venv/wheel
 
