@@ -22,7 +22,8 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.parse import urljoin
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 import yaml
@@ -241,7 +242,7 @@ def test_the_demo_is_trained_shown_verified_and_exported(empty: Path) -> None:
     assert call("agent-r1", "--version", folder=empty) == f"agent-r1, version {PROJECT['version']}\n"
     report = json.loads(call("agent-r1", "train", "--run", "demo", "--json", folder=empty).splitlines()[-1])
     assert report["table"]["trained"]["style-a"]["em"] >= 0.9
-    assert "entropy" in call("agent-r1", "show", "demo", folder=empty)
+    assert "step 36 of 36" in call("agent-r1", "show", "demo", folder=empty)
     call("agent-r1", "verify", "demo", folder=empty)
     call("agent-r1", "export", "demo", "exported", folder=empty)
     assert "tiny-base" in (empty / "exported" / "README.md").read_text("utf-8")
@@ -261,8 +262,10 @@ def test_the_viewer_serves_its_pages_and_files(empty: Path) -> None:
     assert viewer.stdout is not None
     try:
         address = next(found[0] for line in viewer.stdout if (found := re.findall(r"http://\S+", line)))
-        page = urlopen(address).read().decode()
+        browser = build_opener(HTTPCookieProcessor())  # the first answer sets a cookie
+        page = browser.open(address).read().decode()
+        style = browser.open(urljoin(address, "/static/style.css")).read()
     finally:
         viewer.terminate()
         viewer.wait(60)
-    assert "demo" in page
+    assert "demo" in page and style == (ROOT / "agent_r1" / "viewer" / "static" / "style.css").read_bytes()
