@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from agent_r1.core.arguments import describe_parameters
 from agent_r1.core.environment import RolloutContext, Transition
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Action, Message, Text, ToolCall, ToolResult, ToolSpec
+from agent_r1.core.messages import Action, Message, Text as Text, ToolCall, ToolResult, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.core.trajectory import Trajectory
@@ -26,7 +26,15 @@ from agent_r1.rewards.scoring import FunctionScorer
 from agent_r1.tasksets.answers import reference
 from agent_r1.tasksets.files import read_settings_file
 from agent_r1.tools.tool_errors import malformed_call_result, unknown_tool_result
-from environments.bfcl.package import calls_are_correct, held_out, load_checker, questions, tool_name, tool_spec
+from environments.bfcl.package import (
+    calls_are_correct,
+    held_out,
+    load_checker,
+    questions,
+    several_calls,
+    tool_name,
+    tool_spec,
+)
 
 CATEGORIES: Mapping[str, str] = {"simple": "simple_python", "multiple": "multiple", "parallel": "parallel"}
 """The categories of the package by split: one function and one call, several functions and one call, several calls of
@@ -190,18 +198,13 @@ def solutions(task: Task) -> ReferenceSolutions:
         "one call too few": rest,
     }
     return ReferenceSolutions(
-        gold=(reference("the first possible answers", _calls(gold)),),
+        gold=(reference("the first possible answers", several_calls(gold)),),
         wrong=(
             reference("a text", Message.assistant("I call the function.")),
-            *(reference(what, _calls(calls)) for what, calls in wrong.items()),
+            *(reference(what, several_calls(calls)) for what, calls in wrong.items()),
         ),
         expected_rewards={"correct": 1.0},
     )
-
-
-def _calls(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Message:
-    made = (ToolCall(f"call_{index}", name, arguments, "") for index, (name, arguments) in enumerate(calls))
-    return Message("assistant", (Text(""),), tuple(made))
 
 
 def _first_values(possible: Mapping[str, Sequence[Any]], required: Collection[str] = ()) -> dict[str, Any]:

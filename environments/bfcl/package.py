@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import ToolSpec
+from agent_r1.core.messages import Message, Text, ToolCall, ToolSpec
 
 INSTALL = "pip install --no-deps bfcl-eval==2026.3.23 && pip install mpmath"
 """The commands that install what is needed. The package's other dependencies are clients of models."""
@@ -69,6 +69,12 @@ def _json_schema(described: Mapping[str, Any]) -> dict[str, Any]:
     if "items" in described:
         schema["items"] = _json_schema(described["items"])
     return schema
+
+
+def several_calls(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Message:
+    """Return an assistant message with calls: names of tools with arguments."""
+    made = (ToolCall(f"call_{index}", name, arguments, "") for index, (name, arguments) in enumerate(calls))
+    return Message("assistant", (Text(""),), tuple(made))
 
 
 def calls_are_correct(
