@@ -60,19 +60,19 @@ test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON 
 test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, sockets, processes that are left
 	PYTHONPATH=.venv/ray $(BIN)/python -m pytest -rs tests/training/test_ray_runs.py
 
-# In a folder of its own: with what they need, these packages take 1.2 GB.
+# In a folder of its own: with what they need, these three packages take 1 GB.
 .venv/extras/.installed: $(INSTALLED_DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/extras wandb==0.31.0 trackio==0.43.0 mlflow==3.17.2 openenv-core==0.3.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/extras wandb==0.31.0 trackio==0.43.0 mlflow==3.17.2
 	touch $@
 
-# Apart from these: some need other versions of the same packages.
+# Apart from these: openenv needs mcp below 2.
 .venv/agents/.installed: $(INSTALLED_DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/agents openai-agents==0.24.0 langchain==1.5.2 langchain-openai==1.7.4 smolagents==1.26.0 'pydantic-ai-slim[openai]==2.68.0'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv/agents openenv==0.10.0 openai-agents==0.24.0 langchain==1.5.2 langchain-openai==1.7.4 smolagents==1.26.0 'pydantic-ai-slim[openai]==2.68.0'
 	touch $@
 
 test-extras: .venv/extras/.installed .venv/agents/.installed  ## Weights & Biases, Trackio, MLflow, OpenEnv, and agents of other frameworks
-	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers tests/envs/adapters/test_openenv.py
-	PYTHONPATH=.venv/agents $(BIN)/python -m pytest -rs tests/gateway/test_agent_frameworks.py
+	PYTHONPATH=.venv/extras $(BIN)/python -m pytest -rs tests/trackers
+	PYTHONPATH=.venv/agents $(BIN)/python -m pytest -rs tests/gateway/test_agent_frameworks.py tests/envs/adapters/test_openenv.py tests/workers/test_openenv_server.py
 
 test-gpu: $(INSTALLED_DEV)  ## engine, trainer and runs on an NVIDIA GPU
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch sees no GPU")'

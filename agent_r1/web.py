@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import uvicorn
 from starlette.applications import Starlette
@@ -119,7 +119,8 @@ class LimitedHeadersProtocol(H11Protocol):
         self.loop.call_later(HEADER_SECONDS, self._close_without_request, self.cycle)
 
     def _close_without_request(self, previous: RequestResponseCycle | None) -> None:
-        if self.cycle is previous and not self.transport.is_closing():
+        is_websocket = self.transport.get_protocol() is not self
+        if self.cycle is previous and not is_websocket and not self.transport.is_closing():
             self.transport.close()
 
 
@@ -163,7 +164,7 @@ CLOSE_SECONDS = 5.0
 class BackgroundServer:
     """A uvicorn server for an application, which runs as a task of the current event loop."""
 
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
+    def __init__(self, app: Starlette, host: str, port: int, lifespan: Literal["on", "off"] = "off") -> None:
         self._socket = listen(host, port, "choose another --port")
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
@@ -171,7 +172,7 @@ class BackgroundServer:
             http=_Protocol,
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan=lifespan,
             server_header=False,
             limit_concurrency=_max_connections(),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

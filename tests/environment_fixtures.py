@@ -87,7 +87,7 @@ def serve_script() -> Iterator[Callable[[Path], tuple[str, int]]]:
             [sys.executable, str(script), str(port)], stderr=subprocess.DEVNULL, start_new_session=True
         )
         running.append(process)
-        for _ in range(600):
+        for _ in range(2400):
             assert process.poll() is None, f"{script} ended"
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return f"http://127.0.0.1:{port}", process.pid

@@ -149,6 +149,13 @@ def sandbox_json(taskset: TaskSet) -> dict[str, str]:
     help="Seconds without a request after which an episode is closed: more than between two actions.",
 )
 @click.option("--token", envvar="AGENT_R1_WORKER_TOKEN", default="", help="Token that runs must have.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["agent-r1", "openenv"]),
+    default="agent-r1",
+    show_default=True,
+    help="agent-r1: for runs of this program. openenv: for other trainers.",
+)
 @config_option
 @json_option
 def serve_env(
@@ -159,6 +166,7 @@ def serve_env(
     max_episodes: int,
     idle_seconds: int,
     token: str,
+    protocol: str,
     config_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -170,16 +178,19 @@ def serve_env(
     config = resolve(TasksetConfig, with_file(settings, config_file), TrainConfig)
     opened = open_taskset(taskset, config)
     warn_unsandboxed(opened, progress_of(as_json))
-    from agent_r1.training.environments import serve_environments
+    from agent_r1.training.environments import serve_environments, serve_openenv
     from agent_r1.workers.protocol import WorkerDescription
     from agent_r1.workers.server import WorkerLimits
 
-    def announce(url: str, description: WorkerDescription) -> None:
-        text = f"environments of {description.taskset} at {url}; stop with Ctrl-C or SIGTERM"
-        show(as_json, {"url": url, **description.model_dump(), **sandbox_json(opened)}, text)
+    def announce(url: str, description: WorkerDescription | None = None) -> None:
+        text = f"environments of {opened.name} at {url}; stop with Ctrl-C or SIGTERM"
+        described = description.model_dump() if description is not None else {"taskset": opened.name}
+        show(as_json, {"url": url, **described, **sandbox_json(opened)}, text)
         sys.stdout.flush()
 
     limits = WorkerLimits(max_episodes, idle_seconds)
+    if protocol == "openenv":
+        return serve_openenv(opened, token, announce, host=host, port=port, limits=limits)
     serve_environments(config, opened, token, announce, host=host, port=port, limits=limits)
 
 

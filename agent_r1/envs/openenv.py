@@ -1,4 +1,4 @@
-"""Environments on OpenEnv servers (https://github.com/meta-pytorch/OpenEnv), with one session per episode."""
+"""Environments on OpenEnv servers (https://github.com/huggingface/OpenEnv), with one session per episode."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _INVALID = "VALIDATION_ERROR"  # the server's error code for an invalid action
 
 
 def as_text(observation: Mapping[str, Any]) -> str:
-    """Return an observation as JSON. If the observation is a single field with text, return this text."""
-    values = list(observation.values())
+    """Return an observation as JSON. If it has, except metadata, a single field with text, return this text."""
+    values = [value for name, value in observation.items() if name != "metadata"]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else json.dumps(observation)
 
 
@@ -59,7 +59,7 @@ class OpenEnv:
         max_turns: int = 50,
         timeout: float = 20.0,
     ) -> None:
-        self._client = import_extra("openenv.core.generic_client", extra="openenv-core").GenericEnvClient
+        self._client = import_extra("openenv.core.generic_client", extra="openenv").GenericEnvClient
         self.url, self.action, self.show = url, action, show
         self.sessions, self.max_turns, self.timeout = sessions, max_turns, timeout
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -90,7 +90,7 @@ class OpenEnv:
                     return client, result
                 except Exception as error:
                     # A full server can also close the connection. A session ends some time after its client has closed.
-                    closed = import_extra("websockets.exceptions", extra="openenv-core").ConnectionClosedOK
+                    closed = import_extra("websockets.exceptions", extra="openenv").ConnectionClosedOK
                     if _FULL not in str(error) and not isinstance(error, closed):
                         raise
                     if clock() > deadline:

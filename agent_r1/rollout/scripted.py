@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition, env_of
 from agent_r1.core.inference import (
@@ -25,6 +25,9 @@ from agent_r1.renderers.byte_tokenizer import OneTokenImages, byte_tokenizer
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.user_code import validate_messages, validate_transition
+
+AsyncResponder = Callable[[tuple[Message, ...], int], Awaitable[Message]]
+"""A responder that waits for its message, for example from a client."""
 
 LOGPROB = math.log(0.5)
 """The log-probability of every token."""
@@ -71,7 +74,7 @@ def _completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams
 class ScriptedAgent:
     """A rollout in which responders write the messages. If one raises, its attempt ends as ENGINE_FAILED."""
 
-    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder]) -> None:
+    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder | AsyncResponder]) -> None:
         self._env, self._policy_for = env, policy_for
         self._renderer = TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
 
@@ -87,10 +90,12 @@ class _ScriptedEpisode:
 
     capabilities = Capabilities(frozenset({"shared_memory"}), deterministic=True)
 
-    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder], renderer: TemplateRenderer) -> None:
+    def __init__(
+        self, env: Env, policy_for: Callable[[AttemptId], Responder | AsyncResponder], renderer: TemplateRenderer
+    ) -> None:
         self._env, self._policy_for, self._renderer = env, policy_for, renderer
         self._episode: Episode | None = None
-        self._respond: Responder | None = None
+        self._respond: Responder | AsyncResponder | None = None
         self._conversation: tuple[Message, ...] = ()
         self._turn = 0
         self.tools = env.tools
@@ -119,7 +124,8 @@ class _ScriptedEpisode:
         assert self._respond is not None
         await asyncio.sleep(0)
         before, tools, renderer = self._conversation, self.tools, self._renderer
-        message = self._respond(before, self._turn)
+        given = self._respond(before, self._turn)
+        message = await given if isinstance(given, Awaitable) else given
         opening = renderer.render_text(before, tools, add_generation_prompt=True)
         whole = renderer.render_text((*before, message), tools, add_generation_prompt=False)
         end = str(renderer.tokenizer.decode([renderer.end_token_id]))

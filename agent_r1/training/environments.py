@@ -26,6 +26,7 @@ from agent_r1.training.config import RunConfig, TasksetConfig
 from agent_r1.training.preflight import data_hashes
 from agent_r1.training.user_task import check_agent, import_file
 from agent_r1.workers.client import RemoteEnv, WorkerPool, check_workers
+from agent_r1.workers.openenv import OpenEnvServer
 from agent_r1.workers.protocol import WorkerDescription
 from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
 
@@ -134,16 +135,29 @@ def serve_environments(
     limits: WorkerLimits,
 ) -> None:
     """Serve the environments of a task set to runs on other machines, until SIGINT or SIGTERM arrives."""
-    if taskset.agent is not None:
-        do = "give a task set without an agent of its own, which runs its tools itself"
-        raise InvalidInput("task set", got=taskset.name, do=do)
+    _require_tools(taskset)
     description = describe_environments(config, taskset)
     environments = environments_of(taskset)
     worker = EnvironmentWorker(environments, taskset.tasks, description, limits, token=token, host=host, port=port)
     asyncio.run(_serve(worker, lambda: on_started(worker.url, description)))
 
 
-async def _serve(worker: EnvironmentWorker, on_started: Callable[[], None]) -> None:
+def serve_openenv(
+    taskset: TaskSet, token: str, on_started: Callable[[str], None], *, host: str, port: int, limits: WorkerLimits
+) -> None:
+    """Serve the environment of a task set by the protocol of OpenEnv, until SIGINT or SIGTERM arrives."""
+    _require_tools(taskset)
+    server = OpenEnvServer(taskset, limits, token=token, host=host, port=port)
+    asyncio.run(_serve(server, lambda: on_started(server.url)))
+
+
+def _require_tools(taskset: TaskSet) -> None:
+    if taskset.agent is not None:
+        do = "give a task set without an agent of its own, which runs its tools itself"
+        raise InvalidInput("task set", got=taskset.name, do=do)
+
+
+async def _serve(worker: EnvironmentWorker | OpenEnvServer, on_started: Callable[[], None]) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -18,7 +18,7 @@ from agent_r1.envs.openenv import OpenEnv
 from agent_r1.tools.tool_errors import ToolErrorKind
 
 if importlib.util.find_spec("openenv") is None:
-    pytest.skip("openenv-core is not installed (extra openenv-core)", allow_module_level=True)
+    pytest.skip("openenv is not installed (extra openenv)", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
