@@ -132,13 +132,14 @@ async def _read_response(response: httpx.Response) -> Reply | Failure:
         content = json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         content = None
+    text = data.decode("utf-8", "replace")
     if not response.is_success:
-        return _refusal(response, data.decode("utf-8", "replace"), content)
+        return _refusal(response, text, content)
     try:
         choice, usage = content["choices"][0], content.get("usage")
         message, reason = dict(choice["message"]), choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return Failure("an answer that is no chat completion")
+        return Failure(f"an answer that is no chat completion: {text}")  # some servers report errors so
     return Reply(message, reason, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeVar
 
 import torch
 
@@ -88,10 +87,7 @@ async def attempts(
     return finished
 
 
-AnyAgent = TypeVar("AnyAgent", bound=Agent | ApiAgent)
-
-
-def with_temperature(agent: AnyAgent, temperature: float) -> AnyAgent:
+def with_temperature(agent: Agent | ApiAgent, temperature: float) -> Agent | ApiAgent:
     """Return a copy of the agent that samples at ``temperature``; 0: greedy decoding."""
     return replace(agent, params=replace(agent.params, temperature=temperature))
 

@@ -61,8 +61,7 @@ class SampledCell:
         low, high: the ends of the 95 % confidence interval of pass@1 (normal approximation).
         any: pass@k, the probability that at least one of k attempts is right.
         majority: the exact match of the most frequent answer; None if no attempt gives an answer in ``<answer>`` tags.
-        likeliest: the exact match of the attempt with the highest mean log-probability of its tokens; None if these
-            are unknown, as those of a model behind an API.
+        likeliest: the exact match of the attempt with the highest mean log-probability per token; None behind an API.
     """
 
     one: float

@@ -122,7 +122,7 @@ def hang(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         (failing("too many", 429), "status 429: too many", 2),
         (failing(f"wrong key {KEY}", 401), "status 401: wrong key ***", 1),
         (failing("no such model", 404), "status 404", 1),
-        (failing("<html>"), "no chat completion", 2),
+        (failing('{"error": "no such model"}'), 'no chat completion: {"error": "no such model"}', 2),
         (failing('{"choices": []}'), "no chat completion", 2),
         (failing('{"choices": [{"message": "hi"}]}'), "no chat completion", 2),
         (failing('{"choices": [{"message": {"content": "", "tool_calls": 3}}]}'), "cannot be read", 2),
