@@ -87,6 +87,6 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TrainConfig
     "page", [page for page in PAGES if "```python" in page.read_text("utf-8")], ids=lambda page: page.name
 )
 def test_the_python_of_a_page_runs(page: Path, trained: list[TrainConfig]) -> None:
-    if "RunReader(" in page.read_text("utf-8"):
+    if any(reading in page.read_text("utf-8") for reading in ("RunReader(", "load_run(")):
         write_run(Path("runs/demo"), steps=12)
     run(blocks(page))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,26 @@ MAX_CANDIDATES = 5
 @click.argument("run")
 @click.argument("attempt", required=False, type=EncodableText())
 @click.option("--tokens", is_flag=True, help="Print each token of an attempt, with its numbers if it was sampled.")
+@click.option("--tasks", is_flag=True, help="Print the attempts at each task: how many, and their rewards.")
 @json_option
-def show(run: str, attempt: str | None, tokens: bool, as_json: bool) -> None:
+def show(run: str, attempt: str | None, tokens: bool, tasks: bool, as_json: bool) -> None:
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst and failed.
     """
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
+    if tasks and attempt is not None:
+        raise InvalidInput("tasks", got=f"it and the attempt {attempt}", do="leave one out")
     folder = find_run(run)
     with closing(RunReader(folder)) as reader:
         try:
-            if attempt is None:
+            if tasks:
+                from agent_r1.commands.show_run import task_table
+
+                found = reader.list_tasks()
+                print_result(as_json, {"tasks": [asdict(one) for one in found]}, task_table(found))
+            elif attempt is None:
                 _show_run(folder, reader, as_json)
             else:
                 _show_attempt(folder, reader, attempt, tokens, as_json)

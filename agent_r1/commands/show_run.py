@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agent_r1.core.profile import CPU_SECONDS, SECONDS, format_profile
 from agent_r1.store.folder import path_argument, run_argument
-from agent_r1.store.reader import RecordedEvent
+from agent_r1.store.reader import RecordedEvent, TaskSummary
 from agent_r1.tasksets import is_available
 from agent_r1.viewer.charts import PANELS, Curve, Curves
 from agent_r1.viewer.report import CriticCalibration, RunReport, Validation
@@ -260,6 +260,18 @@ def _events(events: Sequence[RecordedEvent]) -> Table:
         style = {"warning": "yellow", "stopped": "red", "completed": "green"}.get(event.event.kind, "")
         clock = time.strftime("%H:%M:%S", time.localtime(event.time))
         grid.add_row(Text(f"  {clock}", "dim"), safe(event.event.kind, style), Text(one_line(event.event.detail, 400)))
+    return grid
+
+
+def task_table(tasks: Sequence[TaskSummary]) -> Table:
+    """Return one row per task with its number of attempts and their rewards, for a terminal."""
+    grid = Table(box=None, pad_edge=False)
+    for name in ("task", "split", "attempts", "failed", "mean reward", "above 0", "last reward"):
+        grid.add_column(name, justify="left" if name in ("task", "split") else "right")
+    for one in tasks:
+        rewards = (one.reward, one.above_zero, one.last)
+        shown = ["-" if value is None else number(value, 3) for value in rewards]
+        grid.add_row(safe(one.task), safe(one.split), f"{one.attempts:,}", f"{one.failed:,}", *shown)
     return grid
 
 

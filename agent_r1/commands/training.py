@@ -45,7 +45,7 @@ from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import resolve_resume_config
-from agent_r1.training.tables import render_report, render_table, report_json, table_json
+from agent_r1.training.tables import render_report, render_table, render_tasks, report_json, table_json
 from agent_r1.training.user_task import load_task_file
 
 if TYPE_CHECKING:
@@ -253,9 +253,12 @@ def require_file(folder: Path, taskset: str) -> None:
 @click.command("eval", cls=SettingsCommand, config=EvalConfig, common=COMMON)
 @file_argument
 @config_option
+@click.option("--tasks", is_flag=True, help="Also print the result of each task; with --json, rewards and answers.")
 @json_option
 @quiet_option
-def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_json: bool, quiet: bool) -> None:
+def evaluate(
+    file: Path | None, settings: Layer, config_file: Path | None, tasks: bool, as_json: bool, quiet: bool
+) -> None:
     """Compare a model, a folder or a run with the baselines, and with models behind an API, in a table.
 
     The file of --config can be a configuration for training. Settings that only training has are ignored.
@@ -280,7 +283,9 @@ def evaluate(file: Path | None, settings: Layer, config_file: Path | None, as_js
     from agent_r1.training.evaluate import evaluate
 
     table = evaluate(config, taskset, warn_unsandboxed(taskset, progress))
-    show(as_json, table_json(table) | sandbox_json(taskset), render_table(table))
+    by_task = {"tasks": [asdict(one) for one in table.tasks]} if tasks else {}
+    shown = Group(render_table(table), render_tasks(table)) if tasks else render_table(table)
+    show(as_json, table_json(table) | sandbox_json(taskset) | by_task, shown)
 
 
 def config_of_run(folder: Path) -> Layer:

@@ -169,6 +169,19 @@ def _summary(row: tuple[Any, ...]) -> AttemptSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """The attempts of a run at one task."""
+
+    task: str
+    split: str
+    attempts: int
+    failed: int  # attempts without a reward: they failed or have not ended
+    reward: float | None  # the mean reward; None if no attempt has one
+    above_zero: float | None  # the share of the rewards that are above 0
+    last: float | None  # the reward of the newest attempt that has one
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedEvent:
     """A log event with its time (in seconds since 1970) and its segment (a stretch of training without a stop)."""
 
@@ -335,6 +348,16 @@ class RunReader:
         chosen = f"SELECT attempts.id FROM {_LISTED} WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
         sql = f"SELECT {_SUMMARY} FROM {_LISTED} WHERE attempts.id IN ({chosen}) ORDER BY {order}"
         return tuple(map(_summary, self._rows(sql, *parameters, limit, offset)))
+
+    def list_tasks(self) -> tuple[TaskSummary, ...]:
+        """Return a summary of each task that was attempted, those with the lowest mean reward first."""
+        # SQLite takes ``reward`` alone from the row that has the maximum.
+        last = f"""SELECT task, reward, max(attempts.id) FROM {_LISTED} WHERE reward IS NOT NULL GROUP BY task"""
+        sql = f"""SELECT attempts.task, split, count(*), count(*) - count(outcomes.reward), avg(outcomes.reward),
+                         avg(outcomes.reward > 0), last.reward
+                  FROM {_LISTED} LEFT JOIN ({last}) AS last ON last.task = attempts.task
+                  GROUP BY attempts.task ORDER BY 5 NULLS FIRST, attempts.task"""
+        return tuple(TaskSummary(*row) for row in self._rows(sql))
 
     def count_attempts(self, where: AttemptFilter = ALL, most: int = -1) -> int:
         """Return the number of attempts that meet all conditions. Counting ends at ``most``; -1: no limit."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -24,7 +25,7 @@ from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.guidance import ValueGuidedEngine
-from agent_r1.rewards.scoring import final_answer
+from agent_r1.rewards.scoring import final_answer, final_text
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.api_agent import ApiAgent, UsageMeter
 from agent_r1.rollout.beam import BeamSearch, TurnBeam
@@ -36,11 +37,19 @@ from agent_r1.store.saved_weights import find_folder, named_run
 from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.config import EvalConfig
 from agent_r1.training.environments import close_environments, make_rollout, with_environments
-from agent_r1.training.metrics import EXACT_MATCH, EvalResult, majority_score, mean_logprob, pass_at_k, score_trajectory
+from agent_r1.training.metrics import (
+    EXACT_MATCH,
+    EvalResult,
+    majority_score,
+    mean_logprob,
+    pass_at_k,
+    score_trajectory,
+    sum_rewards,
+)
 from agent_r1.training.policy import Policy, load_policy, open_critic
 from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import Progress, format_duration
-from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, make_cell, normal_interval
+from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, TaskResult, make_cell, normal_interval
 
 BASE = "base-tool-call"
 TRAINED = "trained"
@@ -223,6 +232,7 @@ async def make_table(
     """
     cells: dict[str, dict[str, Cell | None]] = {}
     measures: dict[str, dict[str, Mapping[str, float]]] = {}
+    tasks: list[TaskResult] = []
     measured, began = set[str](), time.monotonic()
     failures: Counter[str] = Counter()
     progress.print_line(f"evaluating {', '.join(method.name for method in methods)} on {', '.join(taskset.evaluation)}")
@@ -232,6 +242,7 @@ async def make_table(
             trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
             results = [score_trajectory(trajectory) for trajectory in trajectories]
             cells[method.name][split] = make_cell(results)
+            tasks += map(partial(_task_result, method.name, split), trajectories, results)
             measures[method.name][split] = extra_measures(taskset, trajectories)
             _report_failures(method.name, split, results, progress)
             failures.update(result.failure for result in results if result.failure is not None)
@@ -248,7 +259,14 @@ async def make_table(
             f"every attempt of the evaluation failed, {times} of {failures.total()} for this reason: {reason}"
         )
     measure = " or ".join(sorted(measured)) or EXACT_MATCH  # parts of a mixture can have different ones
-    return Table(cells, measure_retrieval(taskset), measure, measures if taskset.measures is not None else {})
+    own_measures = measures if taskset.measures is not None else {}
+    return Table(cells, measure_retrieval(taskset), measure, own_measures, tasks=tuple(tasks))
+
+
+def _task_result(method: str, split: str, attempt: Trajectory, result: EvalResult) -> TaskResult:
+    em = result.em if result.failure is None else None
+    totals, answer = sum_rewards(attempt), final_answer(attempt) or final_text(attempt)
+    return TaskResult(method, split, attempt.attempt.task, attempt.status.value, em, totals, answer, result.failure)
 
 
 def extra_measures(taskset: TaskSet, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:

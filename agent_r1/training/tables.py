@@ -82,6 +82,20 @@ class PassAtK:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The greedy attempt of a method at one task."""
+
+    method: str
+    split: str
+    task: str  # the id of the task
+    status: str
+    em: float | None  # as in the cells of the table; None if the attempt failed or could not be scored
+    rewards: Mapping[str, float | None]  # the total of each reward
+    answer: str | None
+    failure: str | None  # why the attempt failed or could not be scored
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A result table. Each row is a method: a baseline, the base model, or the trained agent."""
 
@@ -93,6 +107,7 @@ class Table:
     # further measures of the task set, by method, by split and by name such as ``fix_rate``
     measures: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     passed: Mapping[str, PassAtK] = field(default_factory=dict)  # pass@k by method
+    tasks: tuple[TaskResult, ...] = ()  # the attempts that the cells summarize
     usage: Mapping[str, ApiUsage] = field(default_factory=dict)  # the tokens of models behind an API, by method
 
     def __str__(self) -> str:
@@ -180,6 +195,17 @@ def _cell_json(cell: Cell | None) -> dict[str, Any] | None:
         return None
     left_out = {"failed"} if cell.failed == 0 else set()
     return {name: value for name, value in asdict(cell).items() if value is not None and name not in left_out}
+
+
+def render_tasks(table: Table) -> Grid:
+    """Return one row per task, with the number ``em`` of each method; "-" if an attempt failed or was not scored."""
+    grid = Grid("split", "task", *map(escape, table.cells), box=box.SIMPLE_HEAD)
+    values: dict[tuple[str, str], dict[str, str]] = {}
+    for one in table.tasks:
+        values.setdefault((one.split, one.task), {})[one.method] = "-" if one.em is None else f"{one.em:z.2f}"
+    for (split, task), row in values.items():
+        grid.add_row(escape(split), escape(task), *(row.get(method, "-") for method in table.cells))
+    return grid
 
 
 def report_json(report: TrainReport) -> dict[str, Any]:

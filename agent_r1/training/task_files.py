@@ -24,7 +24,7 @@ class _Row:
 
 
 def tasks_from_jsonl(
-    path: str | Path, question: str = "question", answer: str = "answer", validation: float = 0.2
+    path: str | Path, question: str = "question", answer: str = "answer", validation: float = 0.2, test: float = 0.0
 ) -> list[Task]:
     """Return one task per row of a JSONL or JSON file, or of a split on the hub (``hf:NAME@SPLIT``).
 
@@ -35,19 +35,23 @@ def tasks_from_jsonl(
     Args:
         question: the field with the question.
         answer: the field with the answer: a text, a number, or a list of them, each of which is right.
-        validation: the share of questions in the split "validation", at least one; 0: none. The others are in "train".
+        validation, test: the shares of the questions in the splits "validation" and "test", at least one question each;
+            0: none. The others are in "train".
 
     Raises InvalidInput, which names the row, if a row cannot be used.
     """
-    if not 0 <= validation < 1:
-        raise InvalidInput("validation", got=validation, do="give a share of at least 0 and below 1")
+    if not (validation >= 0 <= test and validation + test < 1):
+        got = f"shares of {validation} and {test}"
+        raise InvalidInput("validation, test", got=got, do="give shares of at least 0, together below 1")
     rows = [_Row(row, row.get_text(question), _answers(row, answer)) for row in read_rows(Path(path))]
     texts = list(dict.fromkeys(normalized_text(row.text) for row in hash_order(rows, "split")))
-    count = max(1, round(validation * len(texts))) if validation else 0
-    if count >= len(texts):
+    split_of = dict.fromkeys(texts, "train")
+    for split, share in (("test", test), ("validation", validation)):
+        left = [text for text in texts if split_of[text] == "train"]
+        split_of |= dict.fromkeys(left[: max(1, round(share * len(texts))) if share else 0], split)
+    if "train" not in split_of.values():
         raise InvalidInput(str(path), got=f"{len(texts)} different questions", do="give more, or validation=0")
-    held_out = set(texts[:count])
-    return [row.task("validation" if normalized_text(row.text) in held_out else "train") for row in rows]
+    return [row.task(split_of[normalized_text(row.text)]) for row in rows]
 
 
 def _answers(row: JsonRecord, field: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from agent_r1.core.events import (
 from agent_r1.core.inference import PolicyVersion
 from agent_r1.core.messages import Message
 from agent_r1.store.folder import create_run
-from agent_r1.store.reader import file_events, result_event
+from agent_r1.store.reader import RunReader, file_events, result_event
 from agent_r1.viewer.report import Prediction, make_critic_report
 
 
@@ -330,3 +330,19 @@ def test_a_perfect_critic_explains_all_variance_and_a_constant_one_none() -> Non
     assert math.isnan(make_critic_report([Prediction(0, 0.5, 1.0)] * 3).rows[0].explained)
     turns = make_critic_report([Prediction(turn, 0.5, 1.0) for turn in (0, 2, 0)])
     assert [(row.name, row.count) for row in turns.rows] == [("all turns", 3), ("turn 0", 2), ("turn 2", 1)]
+
+
+def test_the_attempts_at_each_task_are_counted(show: Show, written: Path) -> None:
+    found = show("demo", "--tasks", "--json").data["tasks"]
+    with closing(RunReader(written / "demo")) as reader:
+        attempts = reader.list_attempts(limit=-1)
+    assert sorted(one["task"] for one in found) == [f"style-a/{step}" for step in (1, 2, 3)]
+    for one in found:
+        own = [attempt for attempt in attempts if attempt.attempt.task == one["task"]]
+        rewards = [attempt.reward for attempt in own if attempt.reward is not None]
+        assert (one["split"], one["attempts"], one["failed"]) == ("train", 12, 1)
+        assert one["reward"] == pytest.approx(sum(rewards) / 11) and one["last"] == rewards[-1] != rewards[0]
+        assert one["above_zero"] == pytest.approx(sum(reward > 0 for reward in rewards) / 11) and rewards[0] < 0
+    assert "task split attempts failed mean reward above 0 last reward style-a/1" in show("demo", "--tasks").words
+    assert show("hostile", "--tasks").code == 0 and show("empty", "--tasks", "--json").data["tasks"] == []
+    assert show("demo", "best", "--tasks").err.endswith("tasks: got it and the attempt best; leave one out\n")

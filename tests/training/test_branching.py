@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -83,8 +84,16 @@ def test_a_model_of_a_run_has_the_defaults_of_the_weights_it_began_with(
 def test_weights_of_a_step_are_evaluated_and_a_step_without_weights_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", "agent.py", "--model=own@1", "--evaluate_n=1", "--json", "--quiet"]) == 0
-    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])["table"]) == {"base-tool-call", "trained"}
+    assert main(["eval", "agent.py", "--model=own@1", "--evaluate_n=1", "--tasks", "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(found["table"]) == ["base-tool-call", "trained"]
+    for method, result in zip(found["table"], found["tasks"], strict=True):
+        assert (result["method"], result["split"], result["task"], result["failure"]) == (method, "train", "0", None)
+        em = found["table"][method]["train"]["em"]
+        assert (result["em"], result["rewards"], result["status"]) == (em, {"exact_match": em}, "out_of_tokens")
+        assert result["answer"]
+    assert main(["eval", "agent.py", "--model=tiny-base", "--max_tokens=2", "--tasks", "--quiet"]) == 0
+    assert re.search(r"train +0 +0\.00", capsys.readouterr().out)
     assert find_folder("own") == "runs/own/model" and find_folder("runs/own@2") == "runs/own/checkpoints/step-2"
     assert find_folder("none@2") == "none@2"
     for command in (["train", "agent.py", "--run=new"], ["eval", "agent.py"]):

@@ -83,6 +83,10 @@ def test_rows_become_tasks_with_answers_and_equal_questions_in_one_split(tmp_pat
     again = tasks_from_jsonl(file, question="q", answer="a", validation=0.3)
     assert [task.split for task in again] == splits[::-1]
     assert {task.split for task in tasks_from_jsonl(file, "q", "a", validation=0)} == {"train"}
+    three = [task.split for task in tasks_from_jsonl(file, "q", "a", validation=0.2, test=0.01)]
+    assert (three.count("test"), three.count("validation")) == (2, 4) and three[::2] == three[1::2]
+    with pytest.raises(InvalidInput, match="together below 1"):
+        tasks_from_jsonl(file, "q", "a", validation=0.5, test=0.5)
 
 
 @pytest.mark.parametrize(
