@@ -98,6 +98,8 @@ def _question(task: Task) -> str:
 NOT_FOR_OTHER_TASKSETS = ("data", "corpus", "encoder", "sandbox")
 """Settings of a run that have no effect if the run is evaluated on a different task set."""
 
+NO_SANDBOX = ("sandbox", "none")
+
 COMMON = frozenset(
     (
         *("taskset", "data", "model", "agent", "context_policy.name", "max_tokens", "context", "seed", "device"),
@@ -205,15 +207,14 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
     named = named_run(given.model)
     if named is not None:
         folder, own = named[0], config_of_run(named[0])
-        chosen = given.taskset if "taskset" in given.model_fields_set else own.values["taskset"]
-        if (chosen if file is None else file.stem) == own.values["taskset"]:
+        taskset_of_run = own.values["taskset"]
+        chosen = given.taskset if "taskset" in given.model_fields_set else taskset_of_run
+        if (chosen if file is None else file.stem) == taskset_of_run:
             layers = [*layers, _of_parent(own, layers)]
             config = resolve(TrainConfig, layers, build=False)
             progress.print_line(f"settings that are not given are those of {folder}")
         else:
-            progress.print_line(
-                f"the settings of {folder} are not used: they are for its task set, {own.values['taskset']}"
-            )
+            progress.print_line(f"the settings of {folder} are not used: they are for its task set, {taskset_of_run}")
         if file is None:
             require_file(folder, config.taskset)
     taskset = open_taskset(config.taskset, config, given.model) if file is None else open_file(file, given, given.model)
@@ -222,10 +223,9 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
 
 def _of_parent(own: Layer, layers: list[Layer]) -> Layer:
     # The settings of a run from which another one branches. Only the user can choose to train without a sandbox.
-    kept = {key: value for key, value in own.values.items() if key not in ("run", "model")}
-    if kept["sandbox"] == "none":
-        del kept["sandbox"]
-    algorithm = dict(kept.pop("algorithm"))
+    left_out = {"run", "model", "algorithm"}
+    kept = {key: value for key, value in own.values.items() if key not in left_out and (key, value) != NO_SANDBOX}
+    algorithm = own.values["algorithm"]
     if settings_of(TrainConfig, layers).get("algorithm", algorithm["name"]) == algorithm["name"]:
         # A correction that is None was not chosen: whether one is needed depends on the data types.
         kept["algorithm"] = {key: value for key, value in algorithm.items() if (key, value) != ("correction", None)}
@@ -297,8 +297,8 @@ def _for_evaluation(own: Layer, other_taskset: bool) -> Layer:
     # Only the user can choose to evaluate without a sandbox, and to pay for the attempts of pass@k. A training without
     # evaluations has evaluate_n 0.
     left_out = {"evaluate_n", "pass_k", "pass_attempts", *(NOT_FOR_OTHER_TASKSETS if other_taskset else ())}
-    kept = {key: value for key, value in own.values.items() if key not in left_out}
-    return Layer(own.source, {key: value for key, value in kept.items() if (key, value) != ("sandbox", "none")})
+    kept = {key: value for key, value in own.values.items() if key not in left_out and (key, value) != NO_SANDBOX}
+    return Layer(own.source, kept)
 
 
 @click.command("train-critic", cls=SettingsCommand, config=CriticConfig)

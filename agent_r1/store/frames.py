@@ -30,8 +30,7 @@ class RunData:
         """Return one row per step, the index, and one column per metric and timing (docs/reading_a_run.md)."""
         with self.reader() as reader:
             steps = {one.step: dict(one.values) for one in reader.metrics()}
-        frame: pandas.DataFrame = _pandas().DataFrame.from_dict(steps, orient="index").rename_axis("step")
-        return frame
+        return _frame(steps, "step")
 
     def attempts(self) -> pandas.DataFrame:
         """Return one row per attempt: the fields of :class:`AttemptSummary`, its task, and ``reward/NAME`` columns.
@@ -46,8 +45,7 @@ class RunData:
             row["status"] = None if row["status"] is None else row["status"].value
         for attempt, name, total in rewards:
             rows[str(attempt)][f"reward/{name}"] = total
-        frame: pandas.DataFrame = _pandas().DataFrame.from_dict(rows, orient="index").rename_axis("attempt")
-        return frame
+        return _frame(rows, "attempt")
 
     def table(self) -> pandas.DataFrame:
         """Return one row per method and split of the table at the end of the run; no rows before its end."""
@@ -82,9 +80,9 @@ def table_frame(cells: Cells) -> pandas.DataFrame:
     """Return a result table with the columns method, split, em, low, high, f1, n and more: one row per cell."""
     places = [(method, split) for method, row in cells.items() for split in row]
     rows = [{"method": method, "split": split, **(cells[method][split] or {})} for method, split in places]
-    frame: pandas.DataFrame = _pandas().DataFrame(rows, columns=None if rows else ["method", "split", "em"])
-    return frame
+    return _frame(dict(enumerate(rows)), None)
 
 
-def _pandas() -> Any:
-    return import_extra("pandas", "pandas")
+def _frame(rows: Mapping[Any, Mapping[str, Any]], index: str | None) -> pandas.DataFrame:
+    made: pandas.DataFrame = import_extra("pandas", "pandas").DataFrame.from_dict(rows, orient="index")
+    return made.rename_axis(index)

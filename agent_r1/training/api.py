@@ -106,42 +106,13 @@ def _notebook_progress() -> Progress:
 
 
 def train(
-    env: Env | Mapping[str, Env],
-    tasks: Sequence[Task],
-    *,
-    eval_tasks: Sequence[Task] = (),
-    model: str | None = None,
-    algorithm: object | None = None,
-    rewards: Sequence[RewardFunction] = (),
-    agent: AgentFunction | str | None = None,
-    callbacks: Sequence[Callback] = (),
-    progress: Progress | None = None,
-    placement: Placement | None = None,
-    resume: bool = False,
-    **settings: Any,
+    env: Env | Mapping[str, Env], tasks: Sequence[Task], *, resume: bool = False, **arguments: Any
 ) -> TrainReport:
     """Train an agent in ``env`` on ``tasks``, and return a report that compares the agent with the baselines.
 
-    Short for ``Trainer(env, tasks, ..).train()``. See :class:`Trainer` for the other arguments.
-
-    Args:
-        resume: whether to continue an earlier run. The setting ``run`` gives the name or the folder of this run.
-        settings: options of ``agent-r1 train``, except ``taskset``, ``data``, ``corpus`` and ``sandbox``.
+    Short for ``Trainer(env, tasks, **arguments).train(resume)``; the arguments are those of :class:`Trainer`.
     """
-    trainer = Trainer(
-        env,
-        tasks,
-        eval_tasks=eval_tasks,
-        model=model,
-        algorithm=algorithm,
-        rewards=rewards,
-        agent=agent,
-        callbacks=callbacks,
-        progress=progress,
-        placement=placement,
-        **settings,
-    )
-    return trainer.train(resume=resume)
+    return Trainer(env, tasks, **arguments).train(resume)
 
 
 class Trainer:

@@ -198,13 +198,10 @@ def _cell_json(cell: Cell | None) -> dict[str, Any] | None:
 
 
 def render_tasks(table: Table) -> Grid:
-    """Return one row per task, with the number ``em`` of each method; "-" if an attempt failed or was not scored."""
-    grid = Grid("split", "task", *map(escape, table.cells), box=box.SIMPLE_HEAD)
-    values: dict[tuple[str, str], dict[str, str]] = {}
+    """Return one row per attempt of the table; "-" if it failed or was not scored."""
+    grid = Grid("split", "task", "method", table.measure, box=box.SIMPLE_HEAD)
     for one in table.tasks:
-        values.setdefault((one.split, one.task), {})[one.method] = "-" if one.em is None else f"{one.em:z.2f}"
-    for (split, task), row in values.items():
-        grid.add_row(escape(split), escape(task), *(row.get(method, "-") for method in table.cells))
+        grid.add_row(*map(escape, (one.split, one.task, one.method, "-" if one.em is None else f"{one.em:z.2f}")))
     return grid
 
 

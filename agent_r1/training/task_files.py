@@ -28,17 +28,14 @@ def tasks_from_jsonl(
 ) -> list[Task]:
     """Return one task per row of a JSONL or JSON file, or of a split on the hub (``hf:NAME@SPLIT``).
 
-    ``task.data`` has the fields of the row, and under "answers" its right answers, as ``exact_match`` and the other
-    rewards of answers expect them. A hash of the question decides the split, so that it is the same on each machine,
-    and that equal questions are in one split.
+    ``task.data`` has the fields of the row, and under "answers" its right answers, which ``exact_match`` reads. A
+    hash of the question decides the split, the same on each machine, so that equal questions are in one split.
 
     Args:
         question: the field with the question.
         answer: the field with the answer: a text, a number, or a list of them, each of which is right.
         validation, test: the shares of the questions in the splits "validation" and "test", at least one question each;
             0: none. The others are in "train".
-
-    Raises InvalidInput, which names the row, if a row cannot be used.
     """
     if not (validation >= 0 <= test and validation + test < 1):
         got = f"shares of {validation} and {test}"
@@ -57,7 +54,7 @@ def tasks_from_jsonl(
 def _answers(row: JsonRecord, field: str) -> tuple[str, ...]:
     value = row.values.get(field)
     given: Sequence[object] = value if isinstance(value, list) else [value]
-    # True and False are integers of Python, but no answers: "True" may be meant, or "yes".
+    # True and False are integers of Python. As an answer, "True" may be meant, or "yes".
     usable = [one for one in given if isinstance(one, str | int | float) and not isinstance(one, bool)]
     texts = tuple(str(one).strip() for one in usable)
     if not given or len(usable) < len(given) or not all(texts):

@@ -93,7 +93,7 @@ def test_weights_of_a_step_are_evaluated_and_a_step_without_weights_is_one_line(
         assert (result["em"], result["rewards"], result["status"]) == (em, {"exact_match": em}, "out_of_tokens")
         assert result["answer"]
     assert main(["eval", "agent.py", "--model=tiny-base", "--max_tokens=2", "--tasks", "--quiet"]) == 0
-    assert re.search(r"train +0 +0\.00", capsys.readouterr().out)
+    assert re.search(r"train +0 +base-tool-call +0\.00", capsys.readouterr().out)
     assert find_folder("own") == "runs/own/model" and find_folder("runs/own@2") == "runs/own/checkpoints/step-2"
     assert find_folder("none@2") == "none@2"
     for command in (["train", "agent.py", "--run=new"], ["eval", "agent.py"]):
