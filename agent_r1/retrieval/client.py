@@ -167,10 +167,7 @@ RETRIEVE = "/retrieve"
 
 
 class SearchR1Retriever(RemoteRetriever):
-    """A client of a server of Search-R1. ``address`` ends with ``/retrieve``."""
-
-    def __init__(self, address: str, seconds: float = SECONDS, tries: int = TRIES, backoff: float = BACKOFF) -> None:
-        super().__init__(address.removesuffix(RETRIEVE), seconds, tries, backoff)
+    """A client of a server of Search-R1."""
 
     def _ask(self, queries: Sequence[str], k: int) -> Found:
         response = self._request("POST", RETRIEVE, {"queries": queries, "topk": k, "return_scores": True})
@@ -193,7 +190,7 @@ def open_remote(address: str) -> RemoteRetriever:
     """
     try:
         if address.endswith(RETRIEVE):
-            remote: RemoteRetriever = SearchR1Retriever(address)
+            remote: RemoteRetriever = SearchR1Retriever(address.removesuffix(RETRIEVE))
             remote.search(["test"], 1)
         else:
             remote = RemoteRetriever(address)

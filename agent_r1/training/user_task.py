@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from inspect import signature
+from inspect import isfunction, signature
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -160,12 +160,7 @@ def load_task_file(file: Path, model: str, module: str = FILE_MODULE) -> TaskSet
 
 def _is_agent(value: object) -> TypeGuard[AgentFunction]:
     # Files also have functions of other kinds with this name, such as subprocess.run.
-    if not callable(value):
-        return False
-    try:
-        parameters = signature(value).parameters.values()
-    except ValueError:  # a function in C without a signature
-        return False
+    parameters = signature(value).parameters.values() if isfunction(value) else ()
     return [p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters] == [True] * 3
 
 

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from agent_r1.core.environment import env_of
 from agent_r1.core.errors import AgentR1Error, InvalidInput, import_extra
 from agent_r1.core.messages import Message, Text, ToolCall, join_texts, parts_text, to_openai
 from agent_r1.core.task import Task
@@ -86,6 +87,7 @@ class ServedEnvironment:
         self._actions: asyncio.Queue[Message] = asyncio.Queue()
         self._num_shown = 0  # messages that the client knows
         self.state = {"step_count": 0}
+        self._env = taskset.env  # of the task
         self.mcp_client = self
 
     def get_metadata(self) -> dict[str, str]:
@@ -104,8 +106,9 @@ class ServedEnvironment:
         task = tasks[random.Random(seed).randrange(len(tasks)) if index is None else index]
         self._conversations, self._actions = asyncio.Queue(), asyncio.Queue()
         self._num_shown, self.state = 0, {"step_count": 0}
+        self._env = env_of(self._taskset.env_for_split(split), task)
         self._attempt = asyncio.create_task(self._play(task, seed))
-        tools = [tool.to_openai() for tool in self._taskset.env_for_split(split).tools]
+        tools = [tool.to_openai() for tool in self._env.tools]
         return (await self._observe(self._attempt)).with_metadata(task=task.id, tools=tools)
 
     async def step_async(self, action: ClientAction, timeout_s: float | None = None) -> ClientObservation:
@@ -114,8 +117,6 @@ class ServedEnvironment:
         self.state["step_count"] += 1
         self._actions.put_nowait(action.message())
         return await self._observe(self._attempt)
-
-    reset, step = reset_async, step_async
 
     def close(self) -> None:
         """End the episode. The server calls this in another thread."""
@@ -130,7 +131,7 @@ class ServedEnvironment:
             conversations.put_nowait(conversation)
             return await actions.get()
 
-        agent = ScriptedAgent(self._taskset.env_for_split(task.split), lambda attempt: respond)
+        agent = ScriptedAgent(self._env, lambda attempt: respond)
         limits = RolloutLimits(concurrency=1, episode_seconds=EPISODE_SECONDS, retries=0)
         collector = Collector(agent, self._taskset.scorers, NullRecorder(), "openenv", limits, seed=seed)
         async with aclosing(collector.collect([GroupRequest(0, task, 1)])) as groups:
@@ -178,7 +179,7 @@ class ServedEnvironment:
     async def list_tools(self) -> list[dict[str, Any]]:
         return [
             {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
-            for tool in self._taskset.env.tools
+            for tool in self._env.tools
         ]
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, str]:
@@ -213,9 +214,8 @@ class OpenEnvServer:
         types = import_extra("openenv.core.env_server.types", extra="openenv")
         taskset = replace(taskset, tasks=cache(taskset.tasks))
         config = types.ConcurrencyConfig(max_concurrent_envs=limits.episodes, session_timeout=limits.idle_seconds)
-        factory = partial(ServedEnvironment, taskset)
-        make_app = http_server.create_fastapi_app
-        self._app = make_app(factory, ClientAction, ClientObservation, concurrency_config=config, env_name=taskset.name)
+        make_app = partial(http_server.create_fastapi_app, concurrency_config=config, env_name=taskset.name)
+        self._app = make_app(partial(ServedEnvironment, taskset), ClientAction, ClientObservation)
         hosts = [*LOOPBACK_NAMES, host] if is_loopback(host) else ["*"]
         self._app.add_middleware(_Guard, token=token)
         self._app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)

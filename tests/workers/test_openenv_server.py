@@ -17,7 +17,7 @@ from extras import requires
 
 from agent_r1 import web
 from agent_r1.cli import main
-from agent_r1.core.environment import Env, RolloutContext
+from agent_r1.core.environment import Env, Environments, RolloutContext
 from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet, script, tool_call
@@ -138,6 +138,14 @@ def test_a_seed_chooses_the_task_and_sessions_are_apart(url: str) -> None:
             return (await client.step({"text": "<answer>x</answer>"})).done, (await second.state())["step_count"]
 
     assert converse(url, two) == (True, 0)
+
+
+def test_each_task_has_the_tools_of_its_own_environment(taskset: TaskSet) -> None:
+    async def conversation(client: Any) -> list[dict[str, Any]]:
+        return (await client.reset(index=0)).observation["metadata"]["tools"]  # type: ignore[no-any-return]
+
+    with serving(replace(taskset, env=Environments({"": taskset.env}))) as url:
+        assert [tool["function"]["name"] for tool in converse(url, conversation)] == ["search"]
 
 
 def test_a_mistake_of_a_client_is_an_error_and_the_session_goes_on(url: str) -> None:
