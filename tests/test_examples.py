@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_the_whole_loop_in_one_file_learns(capsys, monkeypatch):
     start(monkeypatch, ROOT / "examples" / "own_loop.py", "--steps", "3", "--model", GOLDEN_BASE)
     ems = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(ems) == 3 and ems[-1] > ems[0] + 0.15
+
+
+def test_three_environments_train_in_one_run(capsys, monkeypatch, tmp_path):
+    start(monkeypatch, ROOT / "examples" / "three_environments.py", "2", str(tmp_path / "run"))
+    shown = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "last 3 steps" in line]
+    assert shown == ["sums", "towns", "bar"]
+    with closing(RunReader(tmp_path / "run")) as reader:
+        tools = {
+            one.task_id.partition("/")[0]: [tool.name for tool in turn.tools]
+            for one in reader.trajectories("train")
+            for turn in one.turns
+        }
+    assert tools == {"sums": ["add"], "towns": ["search"], "bar": ["bring"]}
 
 
 def test_an_algorithm_of_ones_own_trains_from_its_file(tmp_path):

@@ -77,10 +77,22 @@ def make_tiny_base(
 
     If the content is random, the loss does not fall below its entropy.
     """
+    return make_tiny_base_of([(each, tools) for each in conversations], words, folder, seed, steps, learning_rate)
+
+
+def make_tiny_base_of(
+    conversations: Sequence[tuple[Conversation, tuple[ToolSpec, ...]]],
+    words: Iterable[str],
+    folder: Path,
+    seed: int,
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+) -> Progress:
+    """Make a model as :func:`make_tiny_base` for several environments: each conversation comes with its own tools."""
     plain = TemplateRenderer(make_tokenizer([]))
-    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools) for each in conversations)])
+    tokenizer = make_tokenizer([*words, *(plain.render_text(each, tools) for each, tools in conversations)])
     renderer, rng = TemplateRenderer(tokenizer), random.Random(seed)
-    examples = [conversation_example(renderer, each, tools) for each in conversations]
+    examples = [conversation_example(renderer, each, tools) for each, tools in conversations]
     model = make_initial_model(tokenizer, seed)
     *_, last = train_on_batches(
         model, [partial(rng.sample, examples, min(BATCH, len(examples)))] * steps, learning_rate
