@@ -82,11 +82,9 @@ class ApiAgent:
         """Return the model's next action in a conversation. ``turn`` numbers calls without an id."""
 
         def read(reply: Reply) -> tuple[Action, Reply] | Failure:
+            self.meter.count(reply)  # an answer that cannot be read has its price too
             action = read_action(reply.message, turn)
-            if isinstance(action, Failure):
-                return action
-            self.meter.count(reply)
-            return action, reply
+            return action if isinstance(action, Failure) else (action, reply)
 
         while True:
             body = self._body(messages, tools)

@@ -39,7 +39,7 @@ class RunData:
         """
         with self.reader() as reader:
             rows = {str(one.attempt): asdict(one) | asdict(one.attempt) for one in reader.list_attempts(limit=-1)}
-            rewards = list(reader.reward_sums())
+            rewards = [one for one in reader.reward_sums() if str(one[0]) in rows]  # the run may have added attempts
         for row in rows.values():
             del row["attempt"]
             row["status"] = None if row["status"] is None else row["status"].value

@@ -26,8 +26,9 @@ from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets import build, is_available
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
 from agent_r1.training.build import Placement
-from agent_r1.training.config import EvalConfig, TrainConfig, resolve_config
+from agent_r1.training.config import LIMITS, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
+from agent_r1.training.mixture import load_mixture
 from agent_r1.training.progress import Progress, StepReport, make_progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.run import resume as resume_run, train as start_run
@@ -89,6 +90,8 @@ def resume(
             file = read_file(reader)
         if file is not None:
             taskset = load_task_file(file, config.model)
+        elif config.taskset.endswith(".toml"):
+            taskset = load_mixture(Path(config.taskset), config.seed, config.model)
         elif is_available(config.taskset):
             sources = (config.data, config.corpus, config.seed, config.sandbox, config.encoder)
             taskset = build(config.taskset, *sources)
@@ -205,8 +208,9 @@ class Trainer:
         given = resolve(EvalConfig, [Layer("Trainer.evaluate", settings), *self._layers], TrainConfig)
         shared = {name: value for name, value in dict(config).items() if name in EvalConfig.model_fields}
         shared |= {"evaluate_n": config.evaluate_n or 200, "methods": ()}
-        shared |= {name: value for name, value in dict(given).items() if name in settings}
         model = (given if given.api_model else config).model if self._run is None else str(self._run)
+        own = settings.keys() | (LIMITS if not settings.get("model", model) else ())  # not those of tiny-base
+        shared |= {name: value for name, value in dict(given).items() if name in own}
         chosen = EvalConfig.model_construct(**{**shared, "model": settings.get("model", model)})
         return _run_outside_event_loop(lambda: evaluate(chosen, self._taskset, self._progress, self._placement))
 

@@ -417,6 +417,9 @@ class EvalConfig(RunConfig):
 
 Resolved = TypeVar("Resolved", bound=RunConfig)
 
+LIMITS = frozenset({"max_tokens", "context"})
+"""The settings that a task set chooses for its default model, and that do not fit another model."""
+
 
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
     """Return the configuration from ``layers`` and the defaults of the task set.
@@ -425,8 +428,11 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     ``algorithm.correction``.
     """
     # An evaluation measures pass@k on request only, and needs no model of the task set beside models behind an API.
-    has_api = bool(settings_of(cls, layers, TrainConfig).get("api_model"))
-    left_out = () if cls is TrainConfig else ("pass_k", "model") if has_api else ("pass_k",)
+    given = settings_of(cls, layers, TrainConfig)
+    has_api = bool(given.get("api_model"))
+    left_out = set() if cls is TrainConfig else {"pass_k", "model"} if has_api else {"pass_k"}
+    if has_api and not given.get("model") and "model" in taskset.recipe:
+        left_out |= LIMITS  # tiny-base has room for 32 tokens a turn: the answers of other models would be cut
     recipe = {key: value for key, value in taskset.recipe.items() if key not in left_out}
     layers = [*layers, Layer(f"defaults of {taskset.name}", recipe)]
     config = resolve(cls, layers, TrainConfig)
@@ -441,7 +447,7 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     }
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
 
-    given = settings_of(TrainConfig, layers)
+    given = settings_of(TrainConfig, layers)  # with the defaults of the task set
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
     without = {"evaluate_every": 0, "stop_after": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}
     return config.model_copy(update={"algorithm": algorithm, **start, **without})

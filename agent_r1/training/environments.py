@@ -65,9 +65,7 @@ def load_agent(name: str) -> AgentFunction:
 def make_rollout(agent: Agent | ApiAgent, env: Env) -> Rollout:
     """Return the rollout in which ``agent`` acts in ``env``."""
     if isinstance(env, AgentProgramEnv):
-        if isinstance(agent, ApiAgent):
-            do = "leave it out: an agent program calls the policy, and can call the API itself"
-            raise InvalidInput("api_model", got=f"{agent.model} with an agent program", do=do)
+        assert isinstance(agent, Agent), "api_methods refuses models behind an API"
         return AgentProgram(env.function, agent, env.host)
     return AgentLoop(agent, env)
 

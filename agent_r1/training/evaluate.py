@@ -181,6 +181,9 @@ def api_methods(config: EvalConfig, taskset: TaskSet) -> list[Method]:
     if config.api_model and not isinstance(build_context_policy(config.context_policy), Append):
         do = "leave it out: the tokens of a model behind an API are not known before it answers"
         raise InvalidInput("context_policy", got=f"{config.context_policy.name} with api_model", do=do)
+    if config.api_model and isinstance(taskset.env, AgentProgramEnv):
+        do = "leave it out: an agent program calls the policy, and can call the API itself"
+        raise InvalidInput("api_model", got=f"{', '.join(config.api_model)} with an agent program", do=do)
     if config.decode.method != "plain" and not config.model:
         raise InvalidInput("decode.method", got=f"{config.decode.method} without a model", do="give --model")
     key = next(filter(None, map(read_credential, API_KEYS)), "") if config.api_model else ""

@@ -15,6 +15,7 @@ from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.store.folder import is_run, path_argument, run_argument, run_folder
 from agent_r1.store.manifest import MODEL, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader, read_file
+from agent_r1.store.saved_weights import ADAPTER_CONFIG
 from agent_r1.tasksets import is_available
 from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
 from agent_r1.workers.protocol import EnvironmentConfig
@@ -103,7 +104,9 @@ def _branch(folder: Path, key: str, value: object) -> str:
     # The command, or the Python call, that starts a new run with the newest weights of this one and another setting.
     with closing(RunReader(folder)) as reader:
         file, taskset = read_file(reader), str(reader.config()["taskset"])
-    newest = next((f"@{checkpoint_step(checkpoint)}" for checkpoint in list_checkpoints(folder)), "")
+    # No run can begin with the adapter that a checkpoint of LoRA holds.
+    whole = (checkpoint for checkpoint in list_checkpoints(folder) if not (checkpoint / ADAPTER_CONFIG).is_file())
+    newest = next((f"@{checkpoint_step(checkpoint)}" for checkpoint in whole), "")
     if not newest and not (folder / MODEL).is_dir():
         return "start a new run to change it"
     new = next(name for n in count(2) if not (name := folder.with_name(f"{folder.name}-{n}")).exists())

@@ -213,7 +213,8 @@ def report_json(report: TrainReport) -> dict[str, Any]:
 
 
 def _as_text(shown: Group) -> str:
-    console = Console(width=TEXT_WIDTH, file=io.StringIO(), force_jupyter=False, highlight=False)
+    # Also if FORCE_COLOR asks for colors: a text with escape codes is no use in a notebook, a file or a comparison.
+    console = Console(width=TEXT_WIDTH, file=io.StringIO(), force_jupyter=False, highlight=False, color_system=None)
     with console.capture() as captured:
         console.print(shown)
     return "\n".join(line.rstrip() for line in captured.get().strip("\n").splitlines())
@@ -272,7 +273,8 @@ def _caption(table: Table) -> str:
     counts = sorted({cell.n + cell.failed for cell in cells})
     sub = any(cell.sub is not None for cell in cells)
     measures = f"{table.measure} (95 % interval)" + (", F1" if table.exact else "") + (", sub-match" if sub else "")
-    return f"{measures}; questions: {' to '.join(map(str, {counts[0]: 0, counts[-1]: 0}))}"
+    asked = " to ".join(map(str, dict.fromkeys((*counts[:1], *counts[-1:]))))
+    return f"{measures}; questions: {asked or 'none'}"
 
 
 def _shown(cell: Cell | None, exact: bool) -> str:

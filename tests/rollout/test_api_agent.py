@@ -210,6 +210,13 @@ def test_answers_without_usage_are_counted_as_such(serve: Serve) -> None:
     assert (meter.usage.answers, meter.usage.unreported, meter.usage.cost) == (2, 2, None)
 
 
+def test_an_answer_that_cannot_be_read_is_counted_too(serve: Serve) -> None:
+    unread = json.dumps(json.loads(completion([3])) | {"usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+    server, meter = serve(failing(unread), failing(message("<answer>0</answer>"))), UsageMeter()
+    assert act(agent(server, meter), tasks=TASKS[:1])[0].rewards == {"exact_match": 1.0}
+    assert (meter.usage.answers, meter.usage.prompt_tokens, meter.usage.completion_tokens) == (2, 107, 13)
+
+
 def refuse(param: str) -> str:
     return json.dumps({"error": {"message": f"'{param}'", "param": param, "code": "unsupported_parameter"}})
 
@@ -300,6 +307,34 @@ def test_the_command_evaluates_models_behind_an_api_without_a_model_of_its_own(
     code, data, err = run("eval", "own.py", *of_api, "--pass_k", 2, "--quiet")
     assert code == 0 and "a: 2,400 prompt tokens and 240 completion tokens in 24 answers, cost 0.0029" in data["out"]
     assert "likeliest -" in data["out"] and {body["temperature"] for body in server.bodies} == {0.0, 1.0}
+
+
+def test_without_a_model_the_limits_are_not_those_of_tiny_base(run: Run, serve: Serve) -> None:
+    server = serve(failing(message("<answer>0</answer>", usage={"prompt_tokens": 600, "completion_tokens": 40})))
+    for given, expected in (((), 1024), (("--max_tokens", 48), 48)):
+        code, data, err = run("eval", "own.py", "--api_url", server.url, "--api_model", "a", *given, "--json")
+        assert code == 0 and data["table"]["a"]["train"]["em"] == 0.25, err
+        assert server.bodies[-1]["max_tokens"] == expected
+    trainer = agent_r1.Trainer(ENV, TASKS)
+    for settings, expected in (({}, 1024), ({"max_tokens": 48}, 48), ({"model": "tiny-base"}, 32)):
+        trainer.evaluate(api_url=server.url, api_model=["a"], **settings)
+        assert server.bodies[-1]["max_tokens"] == expected
+
+
+PROGRAM = (
+    OWN
+    + """
+def run(base_url, api_key, task):
+    raise SystemExit("it is never called")
+"""
+)
+
+
+def test_an_agent_program_is_refused_before_anything_is_evaluated(run: Run, serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, "utf-8")
+    given = ("--model", "tiny-base", "--api_url", serve(solve).url, "--api_model", "a")
+    code, _, err = run("eval", "program.py", *given)
+    assert code == 2 and "api_model: got a with an agent program" in err and err.count("\n") == 1
 
 
 SEVERAL = (

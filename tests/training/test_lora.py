@@ -33,6 +33,7 @@ from agent_r1.training.config import EvalConfig, RunConfig, TrainConfig
 from agent_r1.training.evaluate import evaluate
 from agent_r1.training.policy import Policy
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.tables import TrainReport
 
 LORA: dict[str, Any] = {"trainer.lora.rank": 4, "trainer.learning_rate": 1e-2}
@@ -150,6 +151,10 @@ def test_a_new_run_cannot_begin_with_an_adapter(whole: Callable[..., Whole], mic
     checkpoint = whole(**LORA, steps=3).place / "whole" / "checkpoints" / "step-3"
     with pytest.raises(InvalidInput, match=r"which is an adapter; name a whole model: .* RUN/model"):
         train(micro, tmp_path / "run", model=str(checkpoint))
+    folder = checkpoint.parent.parent
+    with pytest.raises(InvalidInput, match=rf"or branch: .*--model {folder} --run ") as refusal:
+        resolve_resume_config([Layer("test", {"run": str(folder), "trainer.learning_rate": 0.5})])
+    assert find_folder(str(folder), merged=True) == str(folder / "model") and "@" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,21 @@ def test_a_table_is_printed_shown_and_converted(tmp_path: Path) -> None:
     assert frame.loc[("trained", "two"), "em"] == 0.5 and pandas.isna(frame.loc[("base", "a<b"), "em"])
 
 
+def test_a_table_is_plain_text_also_without_rows_or_where_colors_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(Table({}, {})).split()[-2:] == ["questions:", "none"] and "failed" in str(Table({"a": {"b": None}}, {}))
+    plain = str(TABLE)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert str(TABLE) == plain and "\x1b" not in TABLE._repr_html_()
+
+
+def test_attempts_that_a_run_adds_meanwhile_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    write_run(tmp_path / "run")
+    before, listed = load_run(tmp_path / "run").attempts(), RunReader.list_attempts
+    monkeypatch.setattr(RunReader, "list_attempts", lambda *given, **more: listed(*given, **more)[:1])
+    assert list(load_run(tmp_path / "run").attempts().index) == list(before.index)[:1]
+
+
 def test_without_pandas_the_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"extra pandas: got .*; pip install 'agent-r1\[pandas\]'"):

@@ -25,6 +25,7 @@ from agent_r1.export.config import ExportConfig
 from agent_r1.export.trajectories import read_attempts
 from agent_r1.store.reader import RunReader, read_results
 from agent_r1.store.verification import verify
+from agent_r1.training import api
 from agent_r1.training.build import group_requests
 from agent_r1.training.check import check
 from agent_r1.training.config import TrainConfig
@@ -144,6 +145,12 @@ def test_a_resumed_mixture_equals_an_uninterrupted_one(whole: Whole, folder: Pat
     again = replace(load_mixture(folder / "mix.toml", 0, "a/model"), evaluation=whole.taskset.evaluation)
     assert resume(again, stopped) == whole.result == result_of(whole.place / "whole")
     assert verify(stopped).violations == ()
+
+
+def test_a_mixture_continues_in_python(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "resume_run", lambda config, taskset, *_: taskset)
+    found: Any = agent_r1.resume(whole.place / "whole", steps=STEPS + 1)
+    assert found.name == whole.taskset.name and set(found.env.by_name) >= {"wiki", "notes", "held"}
 
 
 def test_exported_attempts_have_the_tools_of_their_environment(whole: Whole) -> None:
