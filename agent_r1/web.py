@@ -173,6 +173,7 @@ class BackgroundServer:
             log_config=None,
             access_log=False,
             lifespan=lifespan,
+            ws_max_size=256 * 2**10,  # bytes: a longer action would hold up all sessions while it is rendered
             server_header=False,
             limit_concurrency=_max_connections(),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

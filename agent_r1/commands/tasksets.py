@@ -96,8 +96,7 @@ def retriever(settings: Layer, config_file: Path | None, as_json: bool) -> None:
 
 
 def open_taskset(name: str, config: TasksetConfig, model: str = "") -> TaskSet:
-    """Return a task set: a name, a mixture as FILE.toml, or the path of what defines ``build``, or ``env`` and
-    ``tasks``."""
+    """Return a task set: a name, a mixture FILE.toml, or the path of what has ``build``, or ``env`` and ``tasks``."""
     if name.endswith(".toml"):
         sources = (config.data, config.corpus, config.encoder or None, config.sandbox)
         if any(source is not None for source in sources):

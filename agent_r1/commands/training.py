@@ -62,8 +62,9 @@ def with_unseen_questions(
     The evaluation splits of the data file that it was trained on hold none of them. Of another data file, the training
     questions are removed from all splits, and the split with all tasks (``taskset.whole``) is evaluated.
     """
-    if trained is not None and trained.data is not None and config.data is not None:
-        if trained.data.resolve() == config.data.resolve():
+    # The parts of a mixture have data of their own, which can also be this file.
+    if trained is not None and config.data is not None and (trained.data or trained.taskset.endswith(".toml")):
+        if trained.data is not None and trained.data.resolve() == config.data.resolve():
             return taskset
         taskset = _exclude(taskset, _training_questions(trained, progress))
     return taskset if taskset.whole is None else replace(taskset, evaluation=(taskset.whole,))
@@ -82,9 +83,7 @@ def _exclude(taskset: TaskSet, questions: frozenset[str]) -> TaskSet:
 
 def _training_questions(trained: TrainConfig, progress: Progress) -> frozenset[str]:
     try:
-        own = agent_r1.tasksets.build(
-            trained.taskset, trained.data, trained.corpus, trained.seed, trained.sandbox, trained.encoder
-        )
+        own = open_taskset(trained.taskset, trained, trained.model)
     except InvalidInput as error:
         progress.print_line(f"WARNING: training questions may be among these, as they cannot be read: {error}")
         return frozenset()

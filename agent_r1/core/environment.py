@@ -89,7 +89,7 @@ class Environments:
 
     def for_task(self, task: Task) -> Env:
         """Return the environment of a task. Raise InvalidInput if the task names none of these."""
-        found = self.by_name.get(task.env_split) or self.by_name.get(task.env)
+        found = self.by_name.get(task.env_split, self.by_name.get(task.env))
         if found is None:
             known = [name for name in self.by_name if "/" not in name]
             got, do = (repr(task.env), suggest(task.env, known)) if task.env else ("none", "")

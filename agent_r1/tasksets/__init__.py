@@ -83,8 +83,7 @@ def build(
 
 
 def is_available(name: str) -> bool:
-    """Return whether a run can find the task set by its name: it is built in or has a path, and is not made in
-    Python."""
+    """Return whether a run can find the task set by its name: it is built in or has a path."""
     return name in TASKSETS or "/" in name or name.endswith((".py", ".toml"))
 
 

@@ -2,27 +2,13 @@
 
 Each table of the file is a part: a task set by its name, or a file that defines ``env`` and ``tasks``. Of the training
 tasks, a part has its ``share``. A part of share 0 is only evaluated. Relative paths begin at the folder of the file.
-
-Example:
-
-    [wiki]
-    taskset = "tinywiki"
-    share = 2
-
-    [film]
-    taskset = "environments/wikifilm"
-    data = "films.jsonl"
-
-    [sums]
-    taskset = "sums.py"
-    share = 0
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor
@@ -38,7 +24,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.redaction import flatten
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet
-from agent_r1.core.trajectory import Trajectory
+from agent_r1.core.trajectory import Scorer, Scores, Trajectory
 from agent_r1.rewards.scoring import EnvScorer, FunctionScorer
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.tasksets.files import locate_data
@@ -102,11 +88,11 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
     def solutions(task: Task) -> ReferenceSolutions:
         if (own := parts[task.env].solutions) is None:
             raise InvalidInput(f"solutions of {file}, {task.env}", got="none", do="add some: docs/environments.md")
-        return own(task)
+        return own(_as_own(task))
 
     def kind(task: Task) -> int:
         own = parts[task.env].kind
-        return 0 if own is None else own(task)
+        return 0 if own is None else own(_as_own(task))
 
     evaluation = tuple(f"{name}/{split}" for name, own in parts.items() for split in own.evaluation)
     envs = {name: own.env for name, own in parts.items()}
@@ -120,7 +106,7 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
         name=str(file),
         env=Environments(envs),
         tasks=tasks,
-        scorers=tuple(EnvScorer(name, scorer) for name, own in parts.items() for scorer in own.scorers),
+        scorers=tuple(EnvScorer(name, _OwnTasks(one)) for name, own in parts.items() for one in own.scorers),
         baselines={method: Environments(by_name) for method, by_name in baselines.items()},
         recipe=_recipe(file, trained),
         evaluation=evaluation,
@@ -141,11 +127,27 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnTasks:
+    # The scorer of a part, which can know its tasks by their ids.
+    scorer: Scorer
+
+    async def score(self, group: Sequence[Trajectory], task: Task) -> tuple[Scores, ...]:
+        return await self.scorer.score(group, _as_own(task))
+
+
+def _as_own(task: Task) -> Task:
+    return replace(task, id=task.id.removeprefix(f"{task.env}/"), env="")
+
+
 def mix(tasks: Mapping[str, Sequence[Task]], shares: Mapping[str, Fraction]) -> tuple[Task, ...]:
     """Return the training tasks of one epoch, in which each part has its share to within one task.
 
     Every task occurs. The tasks of parts that are small for their share are repeated in turn.
     """
+    for name, own in tasks.items():
+        if not own:
+            raise InvalidInput(f"tasks of {name}", got="none to train on", do="give it some, or share = 0")
     weights = {name: share / sum(shares.values()) for name, share in shares.items()}
     size = max(ceil(len(own) / weights[name]) for name, own in tasks.items())
     if size > MAX_EPOCH:
@@ -179,6 +181,8 @@ def _located(file: Path, source: str | Path) -> Path:
 
 def _build(file: Path, name: str, part: Part, seed: int, model: str) -> TaskSet:
     taskset = part.taskset
+    if taskset.endswith(".toml"):
+        raise InvalidInput(f"{file}, {name}", got=f"{taskset}, a mixture", do="give each of its parts here")
     if taskset not in agent_r1.tasksets.TASKSETS and agent_r1.tasksets.is_available(taskset):
         taskset = os.path.join(file.parent, taskset)
     sources = (part.data, part.corpus, part.encoder or None, part.sandbox)

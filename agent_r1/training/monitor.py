@@ -264,7 +264,7 @@ def describe_attempts(attempts: Sequence[Trajectory], max_tokens: int, has_tools
 def check_calls(attempts: Sequence[Trajectory], tools: Sequence[str]) -> Finding | None:
     """Return a finding if every call of a step was invalid: it could not be read, or no tool accepts it.
 
-    ``tools`` has the names of the tools.
+    ``tools`` has the names of the run's tools; () if each task has its own.
     """
     calls = [
         (call.name, result)
@@ -281,10 +281,9 @@ def check_calls(attempts: Sequence[Trajectory], tools: Sequence[str]) -> Finding
         else ""
     )
     reason = next((part.text for part in calls[-1][1].parts if isinstance(part, Text)), "")
-    text = (
-        f"all {len(calls)} calls of the step are invalid; {named}the tools are: {', '.join(tools) or 'none'}; the last "
-        f"was told: {shorten_reason(reason)}"
-    )
+    if tools:
+        named += f"the tools are: {', '.join(tools)}; "
+    text = f"all {len(calls)} calls of the step are invalid; {named}the last was told: {shorten_reason(reason)}"
     return Finding("calls", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -105,8 +106,8 @@ def _check_env(env: Any) -> Env:
 def check_env_name(name: Any) -> None:
     """Raise InvalidInput if ``name`` cannot be the name of one of several environments."""
     check_text("name of an environment", name)
-    if not name or "/" in name:
-        raise InvalidInput("name of an environment", got=repr(name), do="give one without a slash, such as 'calc'")
+    if not re.fullmatch(r"[\w.-]+", name):  # names are part of lists of splits, of metrics and of recorded lines
+        raise InvalidInput("name of an environment", got=repr(name), do="give letters, digits, '_', '-' and '.' only")
 
 
 def _reads_answers(scorers: Sequence[Scorer]) -> bool:
@@ -193,7 +194,7 @@ def _validate(tasks: Any, envs: Env) -> tuple[Task, ...]:
             do = 'leave it out, or give the environments by name: env = {"calc": env, ..}'
             raise InvalidInput(f"env of task {task.id}", got=f"{task.env!r}, and a single environment", do=do)
         env_of(envs, task)
-    if all(task.split != "train" for task in tasks):
+    if all(task.split == VALIDATION for task in tasks):  # a file of test tasks only can be evaluated
         raise InvalidInput("tasks", got="none in the split 'train'", do="give tasks to train on")
     return tuple(tasks)
 

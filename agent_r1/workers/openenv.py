@@ -37,10 +37,7 @@ WEIGHT = "reward_weights."
 
 
 class ClientAction(BaseModel):
-    """An action of a client: a text, or a tool call with perhaps a text before it.
-
-    Further calls can be part of the text, as ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``.
-    """
+    """An action: a text, which can have calls as ``<tool_call>{..}</tool_call>``, or a call, perhaps with a text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,15 +65,9 @@ class ClientObservation(BaseModel):
     reward: float | None = None
     metadata: dict[str, Any] = {}
 
-    def with_metadata(self, **metadata: Any) -> ClientObservation:
-        return self.model_copy(update={"metadata": metadata})
-
 
 class ServedEnvironment:
-    """The environment of one session of a client, with the methods that a server of OpenEnv calls.
-
-    It is also the server's client of MCP, for programs that list and call tools by MCP.
-    """
+    """The environment of a client's session for OpenEnv's server, and the client of MCP with which it calls tools."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -109,7 +100,7 @@ class ServedEnvironment:
         self._env = env_of(self._taskset.env_for_split(split), task)
         self._attempt = asyncio.create_task(self._play(task, seed))
         tools = [tool.to_openai() for tool in self._env.tools]
-        return (await self._observe(self._attempt)).with_metadata(task=task.id, tools=tools)
+        return (await self._observe(self._attempt)).model_copy(update={"metadata": {"task": task.id, "tools": tools}})
 
     async def step_async(self, action: ClientAction, timeout_s: float | None = None) -> ClientObservation:
         if self._attempt is None or self._attempt.done():
@@ -141,6 +132,9 @@ class ServedEnvironment:
     async def _observe(self, attempt: asyncio.Task[Trajectory]) -> ClientObservation:
         asked = asyncio.create_task(self._conversations.get())
         await asyncio.wait([asked, attempt], return_when=asyncio.FIRST_COMPLETED)
+        if attempt.cancelled():
+            asked.cancel()
+            raise AgentR1Error("the session was closed during the action: its client left, or was idle for too long")
         conversation = asked.result() if asked.done() else attempt.result().messages
         new = conversation[self._num_shown :]
         self._num_shown = len(conversation) + 1  # with the client's next action
@@ -157,8 +151,9 @@ class ServedEnvironment:
         rewards: dict[str, float] = {}
         for reward in weighted_rewards(trajectory, {}):
             rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
-        end = observation.model_copy(update={"done": True, "reward": total_reward(trajectory, weights)})
-        return end.with_metadata(status=trajectory.status.value, rewards=rewards)
+        metadata = {"status": trajectory.status.value, "rewards": rewards}
+        total = total_reward(trajectory, weights)
+        return observation.model_copy(update={"done": True, "reward": total, "metadata": metadata})
 
     def list_splits(self) -> list[str]:
         others = (self._taskset.validation, *self._taskset.evaluation)

@@ -133,7 +133,8 @@ class Simulation:
 def forget(name: str) -> None:
     """Remove the states that the package keeps for ``name`` in a module's global names."""
     state = vars(_module("multi_turn_utils"))
-    for key in [key for key in state if key.startswith(f"{name}_")]:
+    # list() first: threads of other episodes add names meanwhile.
+    for key in [key for key in list(state) if key.startswith(f"{name}_")]:
         del state[key]
 
 

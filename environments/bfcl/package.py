@@ -84,8 +84,9 @@ def calls_are_correct(
     check, language = load_checker()
     try:
         verdict = check(functions, list(calls), truth, language, category, _MODEL)
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return False  # the checker does not expect every value: a list of texts where objects belong, for example
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError):
+        # The checker does not expect every value: texts where objects belong, or an integer beyond all floats.
+        return False
     return bool(verdict["valid"])
 
 

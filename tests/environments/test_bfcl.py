@@ -20,6 +20,7 @@ from agent_r1.core.trajectory import Trajectory
 from agent_r1.tasksets import build
 from agent_r1.training.check import check
 from agent_r1.training.progress import SilentProgress
+from environments.bfcl.package import calls_are_correct
 
 needs_bfcl = pytest.mark.skipif(find_spec("bfcl_eval") is None, reason="bfcl-eval is not installed (docs/environments)")
 SINGLE = "environments/bfcl"
@@ -123,3 +124,13 @@ def test_settings_show_solved_requests_and_choose_what_is_trained(single: TaskSe
     assert plain.turns[0].new_messages == task.messages
     assert opening[-1].text.endswith(task.messages[1].text)
     assert passed(shown, n=5) == (20, 120)
+
+
+@needs_bfcl
+def test_a_value_that_the_checker_cannot_read_is_wrong(single: TaskSet) -> None:
+    task = next(task for task in single.tasks("train") if task.id == "simple_python_14")
+    function, gold = "calculate_derivative", {"function": "3x**2 + 2x - 1", "x_value": 0.0}
+    functions, truth = task.data["functions"], task.data["truth"]
+    for value, right in ((0.0, True), (0, True), (10**400, False), ([[]], False), ({"a": 1}, False), (None, False)):
+        calls = [{function: {**gold, "x_value": value}}]
+        assert calls_are_correct("simple_python", functions, calls, truth) is right

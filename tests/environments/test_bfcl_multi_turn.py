@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -21,6 +23,7 @@ from agent_r1.tasksets import build
 from agent_r1.tasksets.answers import reference
 from agent_r1.training.check import check
 from agent_r1.training.progress import SilentProgress
+from environments.bfcl.multi_turn import forget
 
 pytestmark = pytest.mark.skipif(find_spec("bfcl_eval") is None, reason="bfcl-eval is not installed (docs/environments)")
 PATH = "environments/bfcl/multi_turn.py"
@@ -111,3 +114,26 @@ def test_calls_are_run_in_order_on_the_states_of_one_attempt(multi: TaskSet) -> 
     )
     assert "error" in missing and "unknown a=__import__" in refused and "no JSON" in odd
     assert kept_states() == []
+
+
+def test_states_are_forgotten_while_other_attempts_add_theirs() -> None:
+    stop = threading.Event()
+    state = vars(import_module("bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"))
+
+    def add_and_remove() -> None:
+        while not stop.is_set():
+            state.update({f"other{n}": None for n in range(50)})
+            for n in range(50):
+                del state[f"other{n}"]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other = threading.Thread(target=add_and_remove)
+    other.start()
+    try:
+        for _ in range(5000):
+            forget("attempt")
+    finally:
+        stop.set()
+        other.join()
+        sys.setswitchinterval(interval)

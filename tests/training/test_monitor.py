@@ -350,6 +350,8 @@ def test_a_step_in_which_every_call_is_invalid_names_the_tools() -> None:
     assert finding is not None
     assert "all 8 calls of the step are invalid; 8 name a tool that does not exist, such as 'search'" in finding.text
     assert "the tools are: boom" in finding.text
+    own = check_calls(unknown, ())  # each task has its own tools
+    assert own is not None and "the tools are" not in own.text
     assert check_calls(with_errors(calling(*["no"] * 7), *[ToolErrorKind.UNKNOWN_TOOL] * 7).trajectories, []) is None
     mixed = [*[ToolErrorKind.UNKNOWN_TOOL] * 7, ToolErrorKind.RAISED]
     assert check_calls(with_errors(calling(*["no"] * 8), *mixed).trajectories, ["boom"]) is None

@@ -1,5 +1,6 @@
 """Several environments in one run: each task has the tools, rewards and limits of its own environment."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,8 @@ from transformers import AutoTokenizer
 
 import agent_r1
 from agent_r1 import Task, ToolEnv, exact_match
+from agent_r1.commands.tasksets import open_taskset
+from agent_r1.commands.training import with_unseen_questions
 from agent_r1.core.environment import Environments
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.taskset import TaskSet
@@ -28,7 +31,7 @@ from agent_r1.store.verification import verify
 from agent_r1.training import api
 from agent_r1.training.build import group_requests
 from agent_r1.training.check import check
-from agent_r1.training.config import TrainConfig
+from agent_r1.training.config import EvalConfig, TrainConfig
 from agent_r1.training.mixture import load_mixture, mix
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.user_task import load_task_file, make_taskset
@@ -195,6 +198,52 @@ def test_check_plays_the_solutions_of_all_parts(folder: Path) -> None:
     assert report.passed and report.gold.played >= report.gold.passed > 10
 
 
+BY_ID = """
+from agent_r1 import Message, ReferenceSolution, ReferenceSolutions, Task, ToolEnv, script
+
+GOLD = {"one": "1", "two": "2"}
+
+
+def right(trajectory, task):
+    return float(trajectory.last_text == GOLD[task.id])
+
+
+def solutions(task):
+    return ReferenceSolutions(
+        gold=(ReferenceSolution("gold", script(Message.assistant(GOLD[task.id]))),),
+        wrong=(ReferenceSolution("wrong", script(Message.assistant("0"))),),
+        expected_rewards={"right": 1.0},
+    )
+
+
+env = ToolEnv([], [right])
+tasks = [Task(name, "?", split="test") for name in GOLD]
+"""
+
+
+def test_rewards_and_solutions_of_a_part_know_its_tasks_by_their_own_ids(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "by_id.py").write_text(BY_ID, "utf-8")  # of test tasks only, so that it needs share 0
+    (tmp_path / "mix.toml").write_text(
+        f'[notes]\ntaskset = "{folder}/notes.py"\n[by_id]\ntaskset = "by_id.py"\nshare = 0\n', "utf-8"
+    )
+    mixture = load_mixture(tmp_path / "mix.toml", 0, "")
+    assert [task.id for task in mixture.tasks("by_id/test")] == ["by_id/one", "by_id/two"]
+    report = check(mixture, SilentProgress(), n=2)
+    assert report.tasks["by_id/test"] == 2 and report.failures == ()
+
+
+def test_questions_that_a_mixture_trained_on_are_not_evaluated(tmp_path: Path) -> None:
+    rows = [json.dumps({"question": f"What is {n} + {n}?", "answer": str(2 * n)}) for n in range(40)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows), "utf-8")
+    (tmp_path / "mix.toml").write_text('[sums]\ntaskset = "math"\ndata = "sums.jsonl"\n', "utf-8")
+    trained = TrainConfig(taskset=str(tmp_path / "mix.toml"), steps=1, groups_per_step=1, group_size=2)
+    config = EvalConfig(taskset="math", data=tmp_path / "sums.jsonl", model="a/model")
+    seen = {task.messages[-1].text for task in open_taskset(trained.taskset, trained).tasks("train")}
+    taskset = with_unseen_questions(open_taskset("math", config), config, trained, SilentProgress())
+    left = {task.messages[-1].text for split in taskset.evaluation for task in taskset.tasks(split)}
+    assert seen and left and not seen & left and len(seen | left) == 40
+
+
 def two(**tasks: Any) -> Mapping[str, Any]:
     env = {"calc": ToolEnv([], [exact_match]), "wiki": ToolEnv([], [exact_match])}
     return {"env": env, "tasks": [Task("a", "?", {"answers": ("x",)}, **tasks)]}
@@ -232,6 +281,9 @@ MALFORMED: Mapping[str, tuple[str, str]] = {
         '[a]\ntaskset = "tinywiki"\n[b]\ntaskset = "one.py"',
         "reward 'f1': got weight 0 in a and 1 in b; give it another name in one of them",
     ),
+    "mixture": ('[a]\ntaskset = "other.toml"', "a: got other.toml, a mixture; give each of its parts here"),
+    "nothing to train": ('[a]\ntaskset = "tests.py"', "tasks of a: got none to train on; give it tasks"),
+    "name": ('["a b"]\ntaskset = "tinywiki"', "name of an environment: got 'a b'"),
     "share": ('[a]\ntaskset = "tinywiki"\n[b]\ntaskset = "two.py"\nshare = 1e-9', "share of b: got"),
 }
 
@@ -243,6 +295,11 @@ def test_a_malformed_mixture_is_one_line(case: str, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(task % "" + "env = ToolEnv([], [f1])", "utf-8")
     (tmp_path / "two.py").write_text(task % "" + "env = ToolEnv([], [exact_match])", "utf-8")
     (tmp_path / "several.py").write_text(task % "b" + "env = {'b': ToolEnv([], [f1])}", "utf-8")
+    (tmp_path / "tests.py").write_text(
+        "from agent_r1 import *\ntasks = [Task('a', '?', {'answers': ('x',)}, 'test')]\n"
+        "env = ToolEnv([], [exact_match])",
+        "utf-8",
+    )
     (tmp_path / "mix.toml").write_text(text, "utf-8")
     with pytest.raises(InvalidInput) as error:
         load_mixture(tmp_path / "mix.toml", 0, "a/model").tasks("train")

@@ -18,6 +18,7 @@ from extras import requires
 from agent_r1 import web
 from agent_r1.cli import main
 from agent_r1.core.environment import Env, Environments, RolloutContext
+from agent_r1.core.errors import AgentR1Error
 from agent_r1.core.messages import Message, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet, script, tool_call
@@ -25,7 +26,7 @@ from agent_r1.core.trajectory import total_reward
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.tasksets import build
-from agent_r1.workers.openenv import OpenEnvServer
+from agent_r1.workers.openenv import ClientAction, OpenEnvServer, ServedEnvironment
 from agent_r1.workers.server import WorkerLimits
 
 pytestmark = requires("openenv", "openenv")
@@ -215,6 +216,33 @@ def test_an_episode_that_is_left_is_closed(taskset: TaskSet) -> None:
         while env.num_open:
             assert time.monotonic() < end
             time.sleep(0.01)
+
+
+def test_a_step_in_a_session_that_is_closed_meanwhile_has_a_reason(taskset: TaskSet) -> None:
+    async def play() -> None:
+        session = ServedEnvironment(replace(taskset, scorers=(_Slow(),)))
+        await session.reset_async(index=0)
+        step = asyncio.create_task(session.step_async(ClientAction(text="<answer>x</answer>")))
+        await asyncio.sleep(0.1)
+        session.close()
+        with pytest.raises(AgentR1Error, match="the session was closed during the action"):
+            await step
+
+    asyncio.run(play())
+
+
+class _Slow:
+    async def score(self, group: Any, task: Task) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_message_that_would_hold_up_others_is_refused(url: str) -> None:
+    async def conversation(client: Any) -> None:
+        await client.reset(index=0)
+        with pytest.raises(Exception, match="1009"):
+            await client.step({"text": "x" * 300_000})
+
+    converse(url, conversation)
 
 
 def test_a_connection_that_waits_long_is_kept(taskset: TaskSet, monkeypatch: pytest.MonkeyPatch) -> None:
