@@ -107,7 +107,7 @@ def _find(name: str) -> Callable[..., TaskSet]:
             raise InvalidInput(name, got="no function build", do="define build(seed, ..), which returns a TaskSet")
         return values["build"]
     beside = Path("environments", name.replace("-", "_"))
-    near = next((path for path in (beside, beside.with_suffix(".py")) if path.exists()), None)
+    near = next((path for path in (beside, beside.with_suffix(".py")) if os.path.exists(path)), None)
     hint = f"did you mean {str(near)!r}?" if near else suggest(name, TASKSETS)
     do = f"{hint} use one of: {', '.join(TASKSETS)}, or the path of a task set".strip()
     raise InvalidInput("taskset", got=repr(name), do=do)
@@ -115,8 +115,8 @@ def _find(name: str) -> Callable[..., TaskSet]:
 
 def _import_path(path: Path) -> Mapping[str, Any]:
     """Import a Python file or a folder with ``__init__.py``, and return its global names."""
-    file = path / "__init__.py" if path.is_dir() else path
-    if not file.is_file():
+    file = path / "__init__.py" if os.path.isdir(path) else path  # pathlib raises for a long name
+    if not os.path.isfile(file):
         raise InvalidInput("taskset", got=str(path), do="give a Python file, or a folder with __init__.py")
     module = path.resolve().with_suffix("")
     root = module.parent

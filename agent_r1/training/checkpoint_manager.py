@@ -17,7 +17,14 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import CheckpointSaved, Event, LogEvent, PolicyPublished, Recorder
 from agent_r1.core.threads import run_in_thread
 from agent_r1.model.load import read_weights
-from agent_r1.store.manifest import CHECKPOINTS, STEP, CorruptCheckpoint, checkpoint_step, list_checkpoints
+from agent_r1.store.manifest import (
+    CHECKPOINTS,
+    STEP,
+    CorruptCheckpoint,
+    check_manifest,
+    checkpoint_step,
+    list_checkpoints,
+)
 from agent_r1.store.reader import RunReader, result_event
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
@@ -210,7 +217,7 @@ class CheckpointManager:
         self._progress = TrainProgress(progress.step, progress.groups, *kept)
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
-    async def copy_if_due(self, monitor: MonitorState) -> None:
+    async def take_snapshot_if_due(self, monitor: MonitorState) -> None:
         """If a checkpoint is due, take its content: weights, trainer state and ``monitor``."""
         self._monitor = monitor
         step, best, every = self._progress.step, self._progress.best, self._config.checkpoint_every
@@ -220,7 +227,7 @@ class CheckpointManager:
             self._snapshot = await run_in_thread(self._take_snapshot)
 
     async def save_if_due(self) -> None:
-        """Write what :meth:`copy_if_due` took, if anything. Return before it is written only if it is a copy."""
+        """Write what the last method took, if anything. Return before it is written only if it is a copy."""
         if self._snapshot is not None:
             self._writer.start(self._snapshot)
             self._snapshot = None
@@ -307,7 +314,15 @@ class CheckpointManager:
     def _save_final_model(self) -> None:
         policy, best = self._policy, self._progress.best
         if best is not None and best.step != self._progress.step:
-            folder = self._folder / CHECKPOINTS / f"{STEP}{best.step}"
-            self._updater.load_weights(self._best_weights or read_weights(folder, policy.model))
+            self._updater.load_weights(self._best_weights or self._read_best(best.step))
             self._updater.publish()  # a trainer in other processes copies its weights to the policy
         save_model(self._folder, policy.model, policy.tokenizer, images=policy.images)
+
+    def _read_best(self, step: int) -> Mapping[str, Tensor]:
+        folder = self._folder / CHECKPOINTS / f"{STEP}{step}"
+        try:
+            check_manifest(folder)
+        except CorruptCheckpoint as error:
+            lost = f"the weights of step {step}, the best by validation, are lost: {error}"
+            raise CheckpointError(f"{lost}; resume the run to end it with those of its last step") from error
+        return read_weights(folder, self._policy.model)

@@ -173,7 +173,7 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
                 if validation and (best := manager.best) is not None:
                     findings += monitor.on_validation(update.step, validation["validation_em"], best.step, best.em)
                 with measure("store"):
-                    await manager.copy_if_due(monitor.state)
+                    await manager.take_snapshot_if_due(monitor.state)
                 watch.lap("checkpoint_seconds")
                 published = [PolicyPublished(update.version)] if update.version.number > before else []
                 timings = watch.take() | (profile := profiles.take()) | runtime.meter.take()

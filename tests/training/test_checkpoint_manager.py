@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from agent_r1.training import build as build_run, checkpoint_manager as manager
 from agent_r1.training.checkpoint_files import CheckpointError, Snapshot, find_latest_checkpoint, saved_tensors
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.run import train
+from agent_r1.training.run import resume, train
+from agent_r1.training.tables import make_cell
 
 SMALL = {"steps": 4, "groups_per_step": 4, "group_size": 4, "evaluate_n": 4, "pass_k": 0, "checkpoint_every": 3}
 
@@ -128,3 +130,25 @@ def test_a_failed_save_stops_the_run_with_one_line_and_the_model_is_still_saved(
     with closing(RunReader(tmp_path / "run")) as reader:
         *_, event = reader.events()
     assert event.kind == "stopped" and "No space left" in event.detail and verify(tmp_path / "run").is_valid
+
+
+def test_a_best_checkpoint_that_is_gone_at_the_end_is_one_line_and_the_run_can_be_resumed(
+    taskset: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling, finalize = iter((0.9, 0.1, 0.05)), manager.CheckpointManager.finalize
+
+    async def lose_best_first(self: manager.CheckpointManager) -> None:
+        await self.wait()
+        assert self.best is not None and self.best.step == 1
+        rmtree(tmp_path / "run" / "checkpoints" / "step-1")
+        await finalize(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "make_cell", lambda results: replace(make_cell(results), em=next(falling)))
+        patch.setattr(manager.CheckpointManager, "finalize", lose_best_first)
+        config = config_of(taskset, tmp_path / "run", steps=2, evaluate_every=1, checkpoint_every=1)
+        with pytest.raises(CheckpointError, match=r"weights of step 1, the best by validation, are lost: .*; resume"):
+            train(config, taskset, SilentProgress())
+    resumed = resume(config, taskset, SilentProgress()).run
+    saved = check_manifest(resumed / "checkpoints" / "step-2").fingerprint
+    assert check_manifest(resumed / "model").fingerprint.weights == saved.weights

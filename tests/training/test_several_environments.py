@@ -282,7 +282,7 @@ MALFORMED: Mapping[str, tuple[str, str]] = {
         "reward 'f1': got weight 0 in a and 1 in b; give it another name in one of them",
     ),
     "mixture": ('[a]\ntaskset = "other.toml"', "a: got other.toml, a mixture; give each of its parts here"),
-    "nothing to train": ('[a]\ntaskset = "tests.py"', "tasks of a: got none to train on; give it tasks"),
+    "nothing to train": ('[a]\ntaskset = "tests.py"', "tasks of a: got none to train on; give it some"),
     "name": ('["a b"]\ntaskset = "tinywiki"', "name of an environment: got 'a b'"),
     "share": ('[a]\ntaskset = "tinywiki"\n[b]\ntaskset = "two.py"\nshare = 1e-9', "share of b: got"),
 }
