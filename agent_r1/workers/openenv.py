@@ -90,10 +90,10 @@ class ServedEnvironment:
         """Begin an episode with a task of a split: the one at ``index``, or one that ``seed`` chooses."""
         self.close()
         seed = secrets.randbits(31) if seed is None else seed
-        tasks = self._taskset.tasks(split)
-        if not tasks or (index is not None and not 0 <= index < len(tasks)):
+        tasks = self._taskset.tasks(split) if isinstance(split, str) else ()
+        if not tasks or (index is not None and (type(index) is not int or not 0 <= index < len(tasks))):
             do = f"give one of the splits {', '.join(self.list_splits())}, and an index below its number of tasks"
-            raise InvalidInput("task", got=f"split {split!r}, index {index}", do=do)
+            raise InvalidInput("task", got=f"split {split!r}, index {index!r}", do=do)
         task = tasks[random.Random(seed).randrange(len(tasks)) if index is None else index]
         self._conversations, self._actions = asyncio.Queue(), asyncio.Queue()
         self._num_shown, self.state = 0, {"step_count": 0}
@@ -104,7 +104,8 @@ class ServedEnvironment:
 
     async def step_async(self, action: ClientAction, timeout_s: float | None = None) -> ClientObservation:
         if self._attempt is None or self._attempt.done():
-            raise AgentR1Error("no episode has begun, or it is over: reset the environment")
+            got = "an action, and no episode has begun, or it is over"
+            raise InvalidInput("step", got=got, do="reset the environment in the same session, of a WebSocket")
         self.state["step_count"] += 1
         self._actions.put_nowait(action.message())
         return await self._observe(self._attempt)
@@ -211,6 +212,8 @@ class OpenEnvServer:
         config = types.ConcurrencyConfig(max_concurrent_envs=limits.episodes, session_timeout=limits.idle_seconds)
         make_app = partial(http_server.create_fastapi_app, concurrency_config=config, env_name=taskset.name)
         self._app = make_app(partial(ServedEnvironment, taskset), ClientAction, ClientObservation)
+        # Else a request over HTTP that cannot be used would be answered with status 500.
+        self._app.add_exception_handler(InvalidInput, lambda _, error: JSONResponse({"detail": str(error)}, 422))
         hosts = [*LOOPBACK_NAMES, host] if is_loopback(host) else ["*"]
         self._app.add_middleware(_Guard, token=token)
         self._app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)

@@ -159,11 +159,26 @@ def test_a_mistake_of_a_client_is_an_error_and_the_session_goes_on(url: str) -> 
             await client.step({"word": "hello"})
         await client.reset(index=0)
         assert (await client.step({"text": "<answer>x</answer>"})).done
-        with pytest.raises(RuntimeError, match="it is over: reset"):
+        with pytest.raises(RuntimeError, match="it is over; reset"):
             await client.step({"text": "hello"})
         return (await client.reset(index=0)).done
 
     assert converse(url, conversation) is False
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "reason"),
+    [
+        *[("reset", {"index": index}, f"task: got split 'train', index {index!r}; ") for index in ("1", True, 1.5, -1)],
+        *[("reset", {"split": split}, f"task: got split {split!r}, index None; ") for split in (3, True, [], {})],
+        ("reset", {"split": "none"}, "tinywiki split: got none; give one of train, "),
+        ("tinywiki/num_tasks", {"split": "none"}, "tinywiki split: got none; give one of train, "),
+        *[("step", {"action": action}, "step: got an action, and no episode") for action in ({}, {"text": "hello"})],
+    ],
+)
+def test_a_mistake_of_a_client_over_http_is_one_line(url: str, path: str, message: Any, reason: str) -> None:
+    answer = httpx.post(f"{url}/{path}", json=message)
+    assert answer.status_code == 422 and answer.json()["detail"].startswith(reason)
 
 
 def test_tools_are_listed_and_called_by_mcp(url: str, taskset: TaskSet) -> None:
