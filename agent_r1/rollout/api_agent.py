@@ -128,7 +128,8 @@ class ApiSession(Conversation):
         if isinstance(answer, Failure):
             # the code of OpenAI, and the words of vLLM
             too_long = answer.code == "context_length_exceeded" or "maximum context length" in answer.reason
-            return Stopped(Status.OUT_OF_TOKENS if too_long else Status.ENGINE_FAILED, answer.reason)
+            failed = Status.CANCELLED if answer.is_final else Status.ENGINE_FAILED  # which the collector repeats
+            return Stopped(Status.OUT_OF_TOKENS if too_long else failed, answer.reason)
         action, reply = answer
         if (reply.prompt_tokens or 0) >= self._agent.context_length:
             return Stopped(Status.OUT_OF_TOKENS)  # the policy, whose tokens are counted before, has no answer then

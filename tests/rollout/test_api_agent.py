@@ -135,7 +135,8 @@ def test_a_failure_is_the_reason_of_the_attempt(serve: Serve, answer: Answer, re
     server = serve(answer)
     seconds = 0.2 if answer is hang else 20.0
     (found,) = act(agent(server, key=KEY, seconds=seconds), tasks=TASKS[:1])
-    assert found.status is Status.ENGINE_FAILED and not found.rewards and not found.turns
+    assert found.status is (Status.CANCELLED if requests == 1 else Status.ENGINE_FAILED)
+    assert not found.rewards and not found.turns
     assert found.reason is not None and reason in found.reason and KEY not in found.reason
     assert len(server.bodies) == requests
 
@@ -229,7 +230,7 @@ def test_arguments_that_a_model_refuses_are_replaced_once(serve: Serve, caplog: 
     assert len(server.bodies) == 2 + 4
     assert [record.getMessage() for record in caplog.records].count("m refuses the temperature 0 and has its own") == 1
     endless = serve(failing(refuse("max_tokens"), 400))
-    assert act(agent(endless), tasks=TASKS[:1])[0].status is Status.ENGINE_FAILED and len(endless.bodies) == 2
+    assert act(agent(endless), tasks=TASKS[:1])[0].status is Status.CANCELLED and len(endless.bodies) == 2
 
 
 @pytest.mark.parametrize(
@@ -368,6 +369,20 @@ def test_a_server_that_always_fails_is_one_line(run: Run, serve: Serve, monkeypa
     code, _, err = run("eval", "own.py", *given)
     assert code == 1 and err.count("\n") == 1
     assert "every attempt of the evaluation failed, 4 of 4 for this reason: status 500: broken" in err
+
+
+@pytest.mark.parametrize(("status", "text"), [(401, "wrong key"), (403, "not yours"), (404, "no such model")])
+def test_a_refusal_that_is_final_is_not_repeated_and_one_line(run: Run, serve: Serve, status: int, text: str) -> None:
+    def refuse_one(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        return solve(handler, body) if body["model"] == "good" else reply(handler, text, status)
+
+    server = serve(refuse_one)
+    code, _, err = run("eval", "own.py", "--api_url", server.url, "--api_model", "bad", "--quiet")
+    assert (code, len(server.bodies), err.count("\n")) == (1, 4, 1)  # a request for each task
+    assert f"every attempt of the evaluation failed, 4 of 4 for this reason: status {status}: {text}" in err
+    code, data, err = run("eval", "own.py", "--api_url", server.url, "--api_model", "good,bad", "--json")
+    assert code == 0 and f"bad on train: 4 of 4 failed, 4 of them: status {status}: {text}" in err
+    assert data["table"]["good"]["train"]["n"] == 4 and data["table"]["bad"]["train"] is None
 
 
 @pytest.mark.parametrize(
