@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.table import Table as Grid
+from rich.table import Column, Table as Grid
 
 from agent_r1.rollout.api_agent import ApiUsage
 from agent_r1.store.frames import table_frame
@@ -223,7 +223,10 @@ def _as_text(shown: Group) -> str:
 def render_table(table: Table) -> Group:
     """Return the table for a terminal: a row per method and a column per split."""
     splits = list(dict.fromkeys(split for row in table.cells.values() for split in row))
-    grid = Grid("method", *(escape(split) for split in splits), box=box.SIMPLE_HEAD, caption=_caption(table))
+    # A narrow terminal breaks words that it has no room for. By default, it would cut them.
+    heads = (Column(escape(name).replace("/", "/\n"), overflow="fold") for name in ("method", *splits))
+    grid = Grid(*heads, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    grid.caption, grid.min_width = _caption(table), 20  # a table without rows would be narrower than its words
     for method, row in table.cells.items():
         grid.add_row(escape(method), *(_shown(row[split], table.exact) if split in row else "-" for split in splits))
     lines = [

@@ -95,6 +95,20 @@ def test_the_table_fits_a_terminal_and_shows_every_cell() -> None:
     assert all(name in out.getvalue() for name in (*cells, *splits, "questions: 200"))
 
 
+@pytest.mark.parametrize("count", [4, 6, 8])
+def test_a_terminal_that_is_too_narrow_cuts_no_name_and_no_number(count: int) -> None:
+    splits = [f"{name}/three-hop" for name in ("wiki", "notes", "held", "people", "a", "b", "c", "d")][:count]
+    cells = {method: dict.fromkeys(splits, CELL) for method in ("naive-rag", "base-tool-call", "trained")}
+    out = io.StringIO()
+    Console(file=out, width=80).print(render_report(TrainReport(Path("r"), 1, 1.0, Table(cells, {}))))
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue() and max(map(len, lines)) <= 80
+    rule = next(number for number, line in enumerate(lines) if "──" in line)
+    heads = [line.split() for line in lines[:rule] if line.strip()]
+    assert count > 4 or heads == [[name.replace("three-hop", "") for name in splits], ["method", *["three-hop"] * 4]]
+    assert "".join(map("".join, heads)).count("/") == count
+
+
 def test_names_are_not_taken_for_markup() -> None:
     table = Table({"[bold]": {"[/red]": CELL}}, {"[/red]": {"[x]": 1.0}})
     out = io.StringIO()
