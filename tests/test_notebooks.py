@@ -36,12 +36,15 @@ def test_the_notebooks_run_and_the_first_agent_learns(
     monkeypatch.setenv("MPLBACKEND", "Agg")
     state = torch.random.get_rng_state()
     try:
-        report = run("first_agent.ipynb")["report"]
+        first = run("first_agent.ipynb")
     finally:
         torch.random.set_rng_state(state)
+    pages, search, report = first["PAGES"], first["search"], first["report"]
+    assert [search(f"the page {title}").split(":")[0] for title in pages] == list(pages) and len(pages) > 1
+    assert search("Corimis") == "No page."
     cell = report.table.cells["trained"]["train"]
     assert cell is not None and cell.em >= 0.8 > report.table.cells["base-tool-call"]["train"].em
     values = run("reading_a_run.ipynb")
-    assert list(values["metrics"].index) == [1, 2, 3, 4, 5, 6] and len(values["attempts"]) == 6 * 5 * 8
+    assert list(values["metrics"].index) == list(range(1, 9)) and len(values["attempts"]) == 8 * 5 * 8
     assert values["name"] in capsys.readouterr().out
     assert values["attempt"].rewards["exact_match"] == values["attempts"]["reward"].min() == 0
