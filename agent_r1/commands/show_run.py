@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agent_r1.core.profile import CPU_SECONDS, SECONDS, format_profile
@@ -180,8 +180,7 @@ def _facts(report: RunReport) -> Table:
         "validation": _validation_text(report),
         "warnings": str(report.warnings) if report.warnings else "",
     }
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
+    grid = Table.grid(Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, text in rows.items():
         if text:
             grid.add_row(name, safe(text))

@@ -206,7 +206,7 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
     named = named_run(given.model)
     if named is not None:
         folder, own = named[0], config_of_run(named[0])
-        taskset_of_run = own.values["taskset"]
+        taskset_of_run = resolve(TrainConfig, [own], build=False).taskset
         chosen = given.taskset if "taskset" in given.model_fields_set else taskset_of_run
         if (chosen if file is None else file.stem) == taskset_of_run:
             layers = [*layers, _of_parent(own, layers)]

@@ -18,7 +18,7 @@ from agent_r1.store.saved_weights import SavedWeights
 
 TAGS = ["agent-r1", "reinforcement-learning", "tool-use"]
 
-LOCAL_PATHS = ("data", "corpus", "model", "teacher", "run", "agent")
+LOCAL_PATHS = ("taskset", "data", "corpus", "model", "teacher", "run", "agent")
 """Settings that can be a local path. A card shows only the last part of the path."""
 
 TOKENIZER = """
@@ -174,7 +174,7 @@ def _render(
     algorithm = config.get("algorithm", {})
     about = {
         "base model": _short(str(config.get("model"))),
-        "task set": config.get("taskset"),
+        "task set": _short(str(config.get("taskset"))),
         **({"data": _short(str(config["data"]))} if config.get("data") else {}),
         "algorithm": " ".join(str(algorithm.get(key)) for key in ("name", "paper") if algorithm.get(key)),
     }

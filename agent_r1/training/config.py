@@ -32,6 +32,7 @@ from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.context_policy import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.store.saved_weights import find_folder
+from agent_r1.tasksets import TASKSETS, is_available
 from agent_r1.tasksets.files import is_hub
 from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
@@ -123,6 +124,10 @@ def _absolute(data: Path) -> Path:
     return data if is_hub(data) else data.absolute()
 
 
+def _absolute_taskset(name: str) -> str:
+    return name if name in TASKSETS or not is_available(name) else str(Path(name).absolute())
+
+
 def _absolute_file(agent: str) -> str:
     file, colon, name = agent.rpartition(":")
     return f"{Path(file).absolute()}{colon}{name}" if file else agent
@@ -182,7 +187,7 @@ class RunConfig(TasksetConfig):
 
     section: ClassVar[str] = "Model and rollout"
 
-    taskset: str = "tinywiki"
+    taskset: Annotated[str, AfterValidator(_absolute_taskset)] = "tinywiki"
     """Task set: a name that 'agent-r1 tasksets' lists, or the path of a file or folder that defines build."""
 
     splits: tuple[str, ...] = ()

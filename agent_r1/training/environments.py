@@ -119,7 +119,7 @@ def describe_environments(config: TasksetConfig, taskset: TaskSet) -> WorkerDesc
     hashes["tools"] = hashlib.sha256(json.dumps(tools, sort_keys=True, default=repr).encode()).hexdigest()
     if taskset.file is not None:
         hashes["file"] = hash_file(Path(taskset.file))
-    return WorkerDescription(version=version("agent-r1"), taskset=taskset.name, fingerprints=hashes)
+    return WorkerDescription(version=version("agent-r1"), taskset=Path(taskset.name).name, fingerprints=hashes)
 
 
 def serve_environments(

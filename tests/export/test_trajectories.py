@@ -169,7 +169,12 @@ def test_metrics_are_numbers_in_csv_and_json(recorded: Path, tmp_path: Path) -> 
 
 def test_cards_show_no_credentials_and_no_paths(recorded: Path, tmp_path: Path) -> None:
     card = (export(recorded, tmp_path / "out", format="openai", fate="trained") / "README.md").read_text("utf-8")
-    assert "pass-7" not in card and "/home/ann" not in card and "questions.json" in card
+    assert (
+        "pass-7" not in card
+        and "/home/ann" not in card
+        and "questions.json" in card
+        and "| task set | mix.toml |" in card
+    )
     assert (
         "| conversations | 3 |" in card and "| fate | trained |" in card and "| algorithm | grpo 2402.03300 |" in card
     )

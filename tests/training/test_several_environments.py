@@ -1,6 +1,7 @@
 """Several environments in one run: each task has the tools, rewards and limits of its own environment."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 
 import agent_r1
 from agent_r1 import Task, ToolEnv, exact_match
+from agent_r1.cli import main
 from agent_r1.commands.tasksets import open_taskset
 from agent_r1.commands.training import with_unseen_questions
 from agent_r1.core.environment import Environments
@@ -154,6 +156,41 @@ def test_a_mixture_continues_in_python(whole: Whole, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(api, "resume_run", lambda config, taskset, *_: taskset)
     found: Any = agent_r1.resume(whole.place / "whole", steps=STEPS + 1)
     assert found.name == whole.taskset.name and set(found.env.by_name) >= {"wiki", "notes", "held"}
+
+
+@pytest.mark.parametrize("name", ["mix.toml", "built.py"])
+def test_a_run_is_continued_branched_and_evaluated_from_another_folder(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, away = shutil.copytree(folder, tmp_path / "home"), tmp_path / "away"
+    (home / "built.py").write_text(BUILT, "utf-8")
+    away.mkdir()
+    monkeypatch.chdir(home)
+    settings = ("--steps=1", "--groups_per_step=1", "--group_size=2", "--evaluate_n=0", "--max_tokens=2", "--quiet")
+    assert main(["train", "--taskset", name, "--model=tiny-base", "--run=own", "--monitor.patience=9", *settings]) == 0
+    monkeypatch.chdir(away)
+    run = str(home / "runs" / "own")
+    evaluation = ["eval", "--model", run, "--evaluate_n=1", "--splits", f"{'notes/' * (name == 'mix.toml')}test"]
+    for command in (
+        ["train", "--run", run, "--resume", "--steps=2", "--quiet"],
+        ["train", "--model", f"{run}@2", "--run=branch", *settings],
+        [*evaluation, "--quiet"],
+        [*evaluation, "--taskset", str(home / name), "--quiet"],
+        ["show", run],
+    ):
+        assert main(command) == 0, capsys.readouterr().err
+    assert f"taskset{home / name}model" in "".join(capsys.readouterr().out.split())
+    assert agent_r1.resume(run, steps=3, progress=SilentProgress()).resumed_from == 2
+
+
+BUILT = """
+from notes import env, tasks
+from agent_r1.training.user_task import make_taskset
+
+
+def build():
+    return make_taskset(env, tasks, "built", "tiny-base")
+"""
 
 
 def test_exported_attempts_have_the_tools_of_their_environment(whole: Whole) -> None:

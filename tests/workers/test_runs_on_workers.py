@@ -115,7 +115,8 @@ def test_each_of_several_environments_is_served_by_its_name(tmp_path: Path) -> N
     config = resolve(TrainConfig, [Layer("test", {"model": "none"})])
     train_micro(tmp_path / "alone", mixture)
     tasks = {split: mixture.tasks(split) for split in ("a/train", "b/train", "b/renamed-tool")}
-    with serving(environments_of(mixture), describe_environments(config, mixture), tasks) as worker:
+    description = describe_environments(config, replace(mixture, name="mix.toml"))  # in another folder
+    with serving(environments_of(mixture), description, tasks) as worker:
         train_micro(tmp_path / "remote", mixture, (worker.url,))
     with closing(RunReader(tmp_path / "alone")) as alone, closing(RunReader(tmp_path / "remote")) as remote:
         assert run_digest(alone) == run_digest(remote)
