@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -91,6 +91,7 @@ class CheckReport:
     gold: SolutionCount
     wrong: SolutionCount
     failures: tuple[CheckFailure, ...]
+    unchecked: tuple[str, ...] = ()  # the parts of a mixture that have no reference solutions
 
     @property
     def passed(self) -> bool:
@@ -113,6 +114,7 @@ def render_report(report: CheckReport) -> Text:
         f"{report.taskset}: {sum(report.tasks.values())} tasks ({counts})",
         f"gold solutions that earned the expected rewards: {report.gold.passed} of {report.gold.played}",
         f"wrong solutions that did not: {report.wrong.passed} of {report.wrong.played}",
+        *([f"not checked, because they have no solutions: {', '.join(report.unchecked)}"] * bool(report.unchecked)),
         *(f"{failure.task}, {failure.solution}: {failure.reason}" for failure in failures),
         *([f"and {more} more"] if more > 0 else []),
     ]
@@ -125,12 +127,18 @@ def check(taskset: TaskSet, progress: Progress, *, n: int = 50, seed: int = 0) -
 
 
 async def _check(taskset: TaskSet, progress: Progress, n: int, seed: int) -> CheckReport:
+    if taskset.solutions is None:
+        do = "add some (in a FILE.py: a function solutions(task) -> ReferenceSolutions), see docs/environments.md"
+        raise InvalidInput(f"solutions of {taskset.name}", got="none", do=do)
     counts: dict[str, int] = {}
     failures: list[CheckFailure] = []
     played: list[tuple[SolutionCheck, str | None]] = []
     for split in splits_to_check(taskset):
-        tasks = _sample(taskset.tasks(split), n, f"{seed}/{split}")
-        checks = [_solution_checks(taskset, task) for task in tasks]
+        tasks = [task for task in taskset.tasks(split) if task.env not in taskset.unsolved]
+        if not tasks:
+            continue
+        tasks = _sample(tasks, n, f"{seed}/{split}")
+        checks = [_solution_checks(taskset.solutions, task) for task in tasks]
         progress.print_line(f"{split}: {sum(map(len, checks))} solutions of {len(tasks)} tasks")
         counts[split] = len(tasks)
         failures += [failure for task, own in zip(tasks, checks, strict=True) for failure in _missing(task, own)]
@@ -138,7 +146,7 @@ async def _check(taskset: TaskSet, progress: Progress, n: int, seed: int) -> Che
     failures += [CheckFailure(item.task.id, item.solution.name, why) for item, why in played if why is not None]
     gold, wrong = ([why for item, why in played if item.is_gold is kind] for kind in (True, False))
     counted = [SolutionCount(len(kind), kind.count(None)) for kind in (gold, wrong)]
-    return CheckReport(taskset.name, counts, counted[0], counted[1], tuple(failures))
+    return CheckReport(taskset.name, counts, counted[0], counted[1], tuple(failures), taskset.unsolved)
 
 
 def splits_to_check(taskset: TaskSet) -> tuple[str, ...]:
@@ -162,12 +170,9 @@ def _sample(tasks: Sequence[Task], n: int, seed: str) -> list[Task]:
     return [tasks[index] for index in sorted(random.Random(seed).sample(range(len(tasks)), n))]
 
 
-def _solution_checks(taskset: TaskSet, task: Task) -> list[SolutionCheck]:
-    if taskset.solutions is None:
-        do = "add some (in a FILE.py: a function solutions(task) -> ReferenceSolutions), see docs/environments.md"
-        raise InvalidInput(f"solutions of {taskset.name}", got="none", do=do)
+def _solution_checks(solutions: Callable[[Task], ReferenceSolutions], task: Task) -> list[SolutionCheck]:
     try:
-        given = _validate(taskset.solutions(task))
+        given = _validate(solutions(task))
     except InvalidInput:
         raise
     except Exception as error:

@@ -86,14 +86,14 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
         return {} if measure is None else measure(own)
 
     def solutions(task: Task) -> ReferenceSolutions:
-        if (own := parts[task.env].solutions) is None:
-            raise InvalidInput(f"solutions of {file}, {task.env}", got="none", do="add some: docs/environments.md")
-        return own(_as_own(task))
+        own = parts[task.env].solutions
+        return ReferenceSolutions((), (), {}) if own is None else own(_as_own(task))
 
     def kind(task: Task) -> int:
         own = parts[task.env].kind
         return 0 if own is None else own(_as_own(task))
 
+    unsolved = tuple(name for name, own in parts.items() if own.solutions is None)
     evaluation = tuple(f"{name}/{split}" for name, own in parts.items() for split in own.evaluation)
     envs = {name: own.env for name, own in parts.items()}
     for name, own in parts.items():
@@ -112,7 +112,8 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
         evaluation=evaluation,
         validation=VALIDATION if validated else None,
         retrieval=retrieval if any(own.retrieval for own in parts.values()) else None,
-        solutions=solutions,
+        solutions=None if len(unsolved) == len(parts) else solutions,
+        unsolved=unsolved,
         kind=kind,
         subset=lambda task: task.env,
         measures=measures if any(own.measures for own in parts.values()) else None,

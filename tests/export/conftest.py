@@ -23,9 +23,9 @@ from agent_r1.training.progress import SilentProgress
 HOSTILE = '</script>\n\r\t"\\ \u202e \U0001f600 \x00 \u2028 {{ x }} | `#` ---\n= HYPERLINK("x")'
 """A text that every format must keep as it is."""
 
-CONFIG = {"taskset": "demo", "model": "tiny-base", "algorithm": {"name": "grpo", "paper": "2402.03300"}, "steps": 2}
-CONFIG |= {"taskset": "/home/ann/mix.toml", "data": "/home/ann/secret place/questions.json"}
-CONFIG |= {"corpus": "http://ann:pass-7@10.0.0.1:8800", "seed": 0}
+CONFIG = {"taskset": "/home/ann/mix.toml", "model": "tiny-base", "steps": 2, "seed": 0}
+CONFIG |= {"algorithm": {"name": "grpo", "paper": "2402.03300"}}
+CONFIG |= {"data": "/home/ann/secret place/questions.json", "corpus": "http://ann:pass-7@10.0.0.1:8800"}
 
 
 def trajectory(index: int, text: str = "Who rules Alba?", turns: int = 1) -> Trajectory:

@@ -235,6 +235,26 @@ def test_check_plays_the_solutions_of_all_parts(folder: Path) -> None:
     assert report.passed and report.gold.played >= report.gold.passed > 10
 
 
+def test_check_names_the_parts_without_solutions_and_plays_the_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "held.py").read_text("utf-8")
+    (tmp_path / "held.py").write_text(text.replace("def solutions", "def others"), "utf-8")
+    notes, held = f'[notes]\ntaskset = "{folder}/notes.py"\n', '[{}]\ntaskset = "held.py"\n'
+    (tmp_path / "mix.toml").write_text(notes + held.format("held") + held.format("more"), "utf-8")
+    assert main(["check", str(tmp_path / "mix.toml"), "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "7 tasks (train 3, validation 2, notes/test 2)" in shown and "earned the expected rewards: 7 of 7" in shown
+    assert shown.splitlines().count("not checked, because they have no solutions: held, more") == 1
+    assert main(["check", str(tmp_path / "mix.toml"), "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unchecked"] == ["held", "more"]
+    mixture = load_mixture(tmp_path / "mix.toml", 0, "")
+    assert mixture.solutions is not None and mixture.solutions(mixture.tasks("held/test")[0]).gold == ()
+    (tmp_path / "mix.toml").write_text(held.format("held"), "utf-8")
+    assert main(["check", str(tmp_path / "mix.toml"), "--quiet"]) == 2
+    assert "mix.toml: got none; add some" in capsys.readouterr().err
+
+
 BY_ID = """
 from agent_r1 import Message, ReferenceSolution, ReferenceSolutions, Task, ToolEnv, script
 
