@@ -22,7 +22,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +96,10 @@ TRAINER_TENSORS = "trainer*.safetensors"
 _STATE = "state"
 CORRUPT = "corrupt"
 """The kind of the event that reports a corrupt checkpoint, and the prefix of its renamed folder."""
+
+
+BRANCHED = "branched-"
+"""The prefix of an empty file beside a checkpoint with which another run began, and which is therefore kept."""
 
 
 class CheckpointError(AgentR1Error):
@@ -196,7 +200,7 @@ def save_checkpoint(
 
     The newest ``keep`` complete checkpoints are kept. A run that resumes from a checkpoint also needs the weights of
     its best step, which is the step with the best validation result before the checkpoint was written. So, for each
-    kept checkpoint, the checkpoint of the best step is kept too.
+    kept checkpoint, the checkpoint of the best step is kept too, and so are those with which other runs began.
     """
     folder = run / CHECKPOINTS / f"{STEP}{snapshot.progress.step}"
     fingerprint = fingerprint_model(model, tokenizer, str(snapshot.trainer.scalars["policy"]))
@@ -216,6 +220,13 @@ def save_checkpoint(
         for old in _superfluous(run, snapshot.progress, keep):
             disk.remove(mark_for_removal(old, disk))
     return folder
+
+
+def keep_for_branch(model: Path) -> None:
+    """If the folder ``model`` is a checkpoint, let the run that wrote it keep it."""
+    if model.parent.name == CHECKPOINTS:
+        with suppress(OSError):  # a run that this user cannot change
+            model.with_name(f"{BRANCHED}{model.name}").touch()
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
@@ -324,7 +335,8 @@ def _superfluous(run: Path, progress: TrainProgress, keep: int) -> list[Path]:
     newest = [folder for folder in folders if sizes_match(folder)][:keep]
     kept = [progress, *(_read(folder / _PROGRESS, TrainProgress) for folder in newest)]
     steps = {one.step for one in kept} | {one.best.step for one in kept if one.best is not None}
-    return [folder for folder in folders if checkpoint_step(folder) not in steps]
+    old = (folder for folder in folders if checkpoint_step(folder) not in steps)
+    return [folder for folder in old if not folder.with_name(f"{BRANCHED}{folder.name}").exists()]
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -446,12 +447,15 @@ def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSe
     if not isinstance(config, TrainConfig):
         return config
     config.trainer.schedule.check_steps(config.steps)
-    # The run stores the folders: what RUN means can change later.
-    start = {
-        name: find_folder(value, merged=True) for name, value in (("model", config.model), ("teacher", config.teacher))
-    }
     from agent_r1.algorithms.validation import with_correction  # imported here, because the module imports torch
+    from agent_r1.model.folders import NAMED_MODELS
 
+    def locate(model: str) -> str:  # the run stores folders, found from anywhere: what RUN means can change later
+        folder = find_folder(model, merged=True)
+        return os.path.abspath(folder) if os.path.isdir(folder) and model not in NAMED_MODELS else folder
+
+    own_code = tuple(map(locate, config.own_code))
+    start = {"model": locate(config.model), "teacher": locate(config.teacher), "own_code": own_code}
     given = settings_of(TrainConfig, layers)  # with the defaults of the task set
     algorithm = with_correction(config.algorithm, config.trainer.dtype, config.engine.dtype, given)
     without = {"evaluate_every": 0, "stop_after": 0, "pass_k": 0, "pass_attempts": 0} if config.evaluate_n == 0 else {}

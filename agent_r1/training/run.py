@@ -45,7 +45,7 @@ from agent_r1.training.build import (
     rebuild_trainer,
     rollout_limits,
 )
-from agent_r1.training.checkpoint_files import CORRUPT
+from agent_r1.training.checkpoint_files import CORRUPT, keep_for_branch
 from agent_r1.training.checkpoint_manager import INEXACT, RESUMED, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
@@ -88,6 +88,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     parents = [] if parent is None else [result_event("parent", asdict(parent))]
     # The folder is created last, so that a run with wrong input leaves no folder behind.
     with closing(create_run(folder, config.model_dump(mode="json"))) as writer:
+        keep_for_branch(Path(config.model))
         start = initial_state(runtime.updater)
         start = replace(start, events=(*start.events, *parents, *data_events, *arithmetic_events(runtime)))
         return _train_and_close(runtime, start, writer, folder, progress)

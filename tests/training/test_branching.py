@@ -57,7 +57,7 @@ def test_a_branch_has_the_weights_and_the_settings_of_its_parent_and_names_it(
         (parent,) = read_results(reader, "parent")
     saved = read_manifest(Path("runs/own/checkpoints/step-2")).fingerprint.weights
     assert parent == {"run": str(folder / "runs" / "own"), "step": 2, "weights": saved} and first.checksum == saved
-    assert (config["model"], config["steps"]) == ("runs/own/checkpoints/step-2", 1)
+    assert (config["model"], config["steps"]) == (str(folder / "runs/own/checkpoints/step-2"), 1)
     assert (config["trainer"]["learning_rate"], config["group_size"], config["max_tokens"]) == (0.5, 2, 2)
     capsys.readouterr()
     assert main(["show", "own-2"]) == 0
@@ -104,6 +104,33 @@ def test_weights_of_a_step_are_evaluated_and_a_step_without_weights_is_one_line(
     assert find_folder("damaged") == "runs/damaged/checkpoints/step-3"
     with pytest.raises(InvalidInput, match="there are: 1, 2, 3"):
         find_folder("damaged@4")
+
+
+def test_a_branch_is_continued_from_another_folder_after_its_parent_went_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("runs/own", tmp_path / "runs" / "parent")
+    shutil.copytree("runs/own/model", tmp_path / "copied")
+    agent = str(folder / "agent.py")
+    monkeypatch.chdir(tmp_path)
+    starts = {"child": "parent@2", "path": "runs/parent/checkpoints/step-1", "plain": "copied"}
+    for name, model in starts.items():
+        assert main(["train", agent, "--model", model, "--run", name, "--steps=1", "--group_size=2", *SMALL]) == 0
+    assert main(["train", agent, "--run=parent", "--resume", "--steps=6", "--checkpoint_keep=1", "--quiet"]) == 0
+    kept = {path.name for path in Path("runs/parent/checkpoints").glob("step-*")}
+    assert main(["verify", "parent"]) == 0
+    assert kept & {"step-1", "step-2", "step-3"} <= {"step-1", "step-2"} < kept  # and the best one
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    for name in starts:
+        run = str(tmp_path / "runs" / name)
+        assert main(["train", agent, "--run", run, "--resume", "--steps=2", "--quiet"]) == 0, capsys.readouterr().err
+        assert main(["eval", agent, "--model", run, "--evaluate_n=1", "--quiet"]) == 0
+    shutil.rmtree(tmp_path / "runs" / "parent" / "checkpoints" / "step-2")
+    capsys.readouterr()
+    assert main(["train", agent, "--run", str(tmp_path / "runs" / "child"), "--resume", "--steps=3", "--quiet"]) == 2
+    lost = capsys.readouterr().err
+    assert "checkpoints/step-2, a folder that does not exist" in lost and lost.count("\n") == 1
 
 
 def test_a_run_of_the_command_line_continues_in_python(folder: Path) -> None:
