@@ -171,11 +171,11 @@ def update_ratio(repeats: int) -> float:
 
 
 def decode_ratio(repeats: int) -> float:
-    """Return the ratio of decode steps of 16 rows: PyTorch's on the running rows, and the engine's."""
+    """Return the ratio of decode steps of 16 rows: PyTorch's, and the engine's."""
     runners = runners_of("0.5M", context=128)
     return ratio_of(
-        lambda: step_seconds(runners["running rows"], 16, steps=25),
-        lambda: step_seconds(runners["native"], 16, steps=25),
+        lambda: step_seconds(runners["PyTorch, float32"], 16, steps=25),
+        lambda: step_seconds(runners["native, float32"], 16, steps=25),
         repeats,
     )
 

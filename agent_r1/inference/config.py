@@ -91,10 +91,8 @@ class EngineConfig(BaseModel):
 
     decode_step: DecodeStep = "auto"
     """How the embedded engine computes decode steps: ``native`` (in C++), ``torch`` (in PyTorch), or ``auto``. The C++
-    code is compiled on first use. The C++ code supports Llama-like models in float32 on a CPU. ``auto`` selects
-    ``native`` if the C++ code supports the model and the model is small enough; otherwise ``torch``. A model is small
-    enough if it has at most 20 million parameters, or at most 200 million if the run has one thread on an AMD processor
-    with AVX-512."""
+    code is compiled on first use, and holds a copy of the weights. It supports Llama-like models on a CPU. ``auto``
+    selects ``native`` if the C++ code supports the model, and otherwise ``torch``."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of vLLM servers that the run starts."""

@@ -26,7 +26,7 @@ from agent_r1.inference.kv_cache import (
     PrefillCache,
     round_up,
 )
-from agent_r1.inference.native_decode import LlamaDecoder, NativeDecoder
+from agent_r1.inference.native_decode import NativeDecoder
 from agent_r1.model.vision import (
     ImageFeatures,
     ImageProcessor,
@@ -161,8 +161,7 @@ NARROW_PASS = PrefillShape(chunk=64, tokens=64)
 NATIVE_PASS = 128  # tokens in a pass of the native decoder, whose results should fit into a processor's cache
 
 LARGE_MODEL = 10_000_000
-"""From this number of parameters on, a CPU takes ``NARROW_PASS``, and a decode step computes only running rows if it
-can."""
+"""From this number of parameters on, a CPU takes ``NARROW_PASS``."""
 
 PROBE_TOKENS = 24
 PROBE_TOLERANCE: Mapping[ProductPrecision, float] = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 1e-1}
@@ -220,14 +219,8 @@ class ModelRunner:
         self._images, self._native = images, native
         self.rows, self._capacity = rows, capacity
         self.blocks: list[CacheBlock] = []
-        self._llama = LlamaDecoder.of(model)
         is_large = model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL
         self.prefill_shape = NARROW_PASS if is_large or native is not None else WIDE_PASS
-        # computes only the running rows; None if the bits of a row can depend on the number of rows
-        self._row_decoder: LlamaDecoder | None = None
-        if native is None and is_large and self._llama is not None:
-            head = model.get_output_embeddings()
-            self._row_decoder = self._llama if self._llama.has_independent_rows(head, rows) else None
 
     def add_block(self) -> int:
         self.blocks.append(CacheBlock(self.rows, self._capacity, self.model.device))
@@ -343,23 +336,16 @@ class ModelRunner:
             self._native.append(last, rows, block.lengths[rows], block, logits)
             block.lengths[rows] += 1
             return logits
-        if self._row_decoder is not None:
-            hidden = self._row_decoder.decode_rows(last, block, list(last_tokens))
-            block.lengths[rows] += 1
-            return self.model.get_output_embeddings()(hidden)[: len(rows)].float()
         token_ids = torch.zeros(self.rows, dtype=torch.long)  # (R,)
         token_ids[rows] = last
         visible = min(round_up(int(block.lengths.max()) + 1, LENGTH_MULTIPLE), block.capacity)
         # A row attends to its cached tokens and to the token that it appends, columns 0 .. length: (R, 1, 1, L)
         mask = self._additive_mask(torch.arange(visible)[None] <= block.lengths.cpu()[:, None])[:, None, None]
-        if self._llama is not None:
-            hidden = self._llama(token_ids.to(self.model.device), block, mask)  # (R, E)
-        else:
-            positions = block.lengths.cpu().clone()
-            for row, shift in (shifts or {}).items():
-                positions[row] += shift
-            read = {"input_ids": token_ids[:, None].to(self.model.device)}
-            hidden = self._forward(read, positions[:, None], mask, DecodeCache(block, visible))[:, 0]
+        positions = block.lengths.cpu().clone()
+        for row, shift in (shifts or {}).items():
+            positions[row] += shift
+        read = {"input_ids": token_ids[:, None].to(self.model.device)}
+        hidden = self._forward(read, positions[:, None], mask, DecodeCache(block, visible))[:, 0]
         logits = self.model.get_output_embeddings()(hidden)  # (R, V)
         rows = rows.to(self.model.device)
         block.lengths[rows] += 1

@@ -1,8 +1,9 @@
-"""Decode steps and prefill of small Llama-like models in C++ (``native/decode_step.cpp``), in float32 on a CPU.
+"""Decode steps and prefill of Llama-like models in C++ (``native/decode_step.cpp``) on a CPU.
 
 In PyTorch, a decode step of a small model makes about a hundred calls of operations, and the calls take longer than the
-arithmetic. In C++, a decode step is one call. The results differ from PyTorch's results only by rounding errors. The
-bits of a sequence's result depend neither on the number of threads nor on the other sequences.
+arithmetic. In C++, a decode step is one call. Weights are in float32 or bfloat16, and all arithmetic is in float32: the
+results are those of a model in float32 with these weights, up to rounding errors. The bits of a sequence's result
+depend neither on the number of threads nor on the other sequences.
 
 A prefill runs the code of a decode step for several successive tokens, and computes no logits. So a token gets the same
 keys and values in a prefill and in a decode step.
@@ -20,7 +21,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,13 @@ from transformers import PreTrainedModel
 from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import build_once
 from agent_r1.inference.config import DecodeStep
-from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up, weighted_values
+from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up
+from agent_r1.model.adapter import adapted_layers, low_rank_matrices
 from agent_r1.model.forward import has_dynamic_rope
-from agent_r1.model.weights import PLAIN_LINEAR, is_onednn_faster
+from agent_r1.model.weights import PLAIN_LINEAR, Float32Head
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""
-
-ROWS_MULTIPLE = 16
-""":meth:`LlamaDecoder.decode_rows` pads the number of rows to a multiple of this number. Otherwise, BLAS libraries
-would use different kernels for different numbers of rows, and the bits of a row would depend on the number of rows."""
-
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""A function of (index of the layer, queries (N, H, D), keys (N, K, D), values (N, K, D)) of N new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +48,16 @@ class LlamaLayer:
     """The modules of one decoder layer, shared with the model. Norms are None if the model has none."""
 
     input_norm: nn.Module
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
+    query: Any  # linear layers, perhaps with an adapter
+    key: Any
+    value: Any
+    output: Any
     query_norm: nn.Module | None
     key_norm: nn.Module | None
     mlp_norm: nn.Module
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
+    gate: Any
+    up: Any
+    down: Any
     head_size: int
     scaling: float
 
@@ -70,8 +65,8 @@ class LlamaLayer:
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
 
 
-class LlamaDecoder:
-    """The decode step of a Llama-like model. Make an instance with ``LlamaDecoder.of(model)``."""
+class LlamaModules:
+    """The modules of a Llama-like model. Make an instance with ``LlamaModules.of(model)``."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         backbone: Any = model.base_model
@@ -79,10 +74,11 @@ class LlamaDecoder:
         self.rotary = backbone.rotary_emb
         self.norm = backbone.norm
         self.layers = [_layer(module) for module in backbone.layers]
+        self.adapted = frozenset(layer for _, layer in adapted_layers(model))
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> LlamaDecoder | None:
-        """Return a decoder for ``model``; None without a class of ``LLAMA_LIKE``, full attention, SiLU and plain
+    def of(cls, model: PreTrainedModel) -> LlamaModules | None:
+        """Return the modules of ``model``; None without a class of ``LLAMA_LIKE``, full attention, SiLU and plain
         layers.
         """
         config = model.config
@@ -92,79 +88,14 @@ class LlamaDecoder:
             return None
         if window is not None or any(layer_type != "full_attention" for layer_type in layer_types):
             return None
-        decoder = cls(model)
-        plain = all(type(linear) in PLAIN_LINEAR for layer in decoder.layers for linear in layer.linears())
-        return decoder if plain else None
+        modules = cls(model)
+        plain = all(type(modules.base(each)) in PLAIN_LINEAR for layer in modules.layers for each in layer.linears())
+        return modules if plain else None
 
-    def __call__(self, token_ids: Tensor, block: CacheBlock, mask: Tensor) -> Tensor:
-        rows, visible = torch.arange(block.rows, device=token_ids.device), mask.shape[-1]
-
-        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
-            keys[rows, :, block.lengths] = key
-            values[rows, :, block.lengths] = value
-            grouped = query.view(block.rows, key.shape[1], -1, query.shape[-1])  # (R, K, G, D)
-            scores = torch.matmul(grouped, keys[:, :, :visible].transpose(2, 3)) + mask  # (R, K, G, L)
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            return weighted_values(weights, values[:, :, :visible]).view(block.rows, -1)  # (R, H * D)
-
-        return self._hidden_states(token_ids, block.lengths, attend)
-
-    def decode_rows(self, token_ids: Tensor, block: CacheBlock, rows: Sequence[int]) -> Tensor:
-        """Append one token to each row of ``block`` that ``rows`` lists. Return the last hidden states (N, E).
-
-        N is the length of ``rows``, rounded up to a multiple of ``ROWS_MULTIPLE``; the states after ``rows`` are
-        padding. The caller has to increase ``block.lengths``.
-        """
-        places = torch.tensor(rows, device=token_ids.device)  # (len(rows),)
-        lengths = block.lengths[places]  # (len(rows),)
-        padding = (0, round_up(len(rows), ROWS_MULTIPLE) - len(rows))
-
-        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = block.layer(index, key[:, :, None])  # (R, K, capacity, D)
-            keys[places, :, lengths] = key[: len(rows)]
-            values[places, :, lengths] = value[: len(rows)]
-            mixed = query.new_zeros(len(query), query[0].numel())  # (N, H * D)
-            for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-                grouped = query[number].view(key.shape[1], -1, query.shape[-1])  # (K, G, D)
-                scores = torch.matmul(grouped, keys[row, :, : length + 1].transpose(1, 2))  # (K, G, L)
-                weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-                mixed[number] = torch.matmul(weights, values[row, :, : length + 1]).flatten()
-            return mixed
-
-        return self._hidden_states(functional.pad(token_ids, padding), functional.pad(lengths, padding), attend)
-
-    def _hidden_states(self, token_ids: Tensor, lengths: Tensor, attend: Attention) -> Tensor:
-        count = len(token_ids)
-        hidden = functional.embedding(token_ids, self.embedding.weight)  # (N, E)
-        cos, sin = self.rotary(hidden[:, None], lengths[:, None])  # (N, 1, D)
-        for index, layer in enumerate(self.layers):
-            normed = _rms_norm(hidden, layer.input_norm)
-            query = _linear(normed, layer.query).view(count, -1, layer.head_size)  # (N, H, D)
-            key = _linear(normed, layer.key).view(count, -1, layer.head_size)  # (N, K, D)
-            value = _linear(normed, layer.value).view(count, -1, layer.head_size)  # (N, K, D)
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = _rms_norm(query, layer.query_norm), _rms_norm(key, layer.key_norm)
-            query = query * cos + _rotate_half(query) * sin
-            key = key * cos + _rotate_half(key) * sin
-            hidden = hidden + _linear(attend(index, query * layer.scaling, key, value), layer.output)
-            normed = _rms_norm(hidden, layer.mlp_norm)
-            gated = functional.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)
-            hidden = hidden + _linear(gated, layer.down)
-        return _rms_norm(hidden, self.norm)
-
-    @torch.inference_mode()
-    def has_independent_rows(self, head: nn.Module, rows: int) -> bool:
-        """Return whether a row of a product has the same bits for any number of rows, up to ``rows``."""
-        random = torch.Generator().manual_seed(0)
-        for linear in (*self.layers[0].linears(), head):
-            weight = next(linear.parameters())
-            states = torch.randn((round_up(rows, ROWS_MULTIPLE), weight.shape[1]), generator=random).to(weight)
-            whole = linear(states)
-            parts = [linear(states[:count]) for count in range(ROWS_MULTIPLE, rows, ROWS_MULTIPLE)]
-            if not all(torch.equal(part, whole[: len(part)]) for part in parts):
-                return False
-        return True
+    def base(self, layer: Any) -> nn.Linear:
+        """Return a layer without its adapter."""
+        base: nn.Linear = layer.base_layer if layer in self.adapted else layer
+        return base
 
 
 def _layer(module: Any) -> LlamaLayer:
@@ -185,21 +116,6 @@ def _layer(module: Any) -> LlamaLayer:
         attention.head_dim,
         attention.scaling,
     )
-
-
-def _linear(states: Tensor, linear: nn.Linear) -> Tensor:
-    return functional.linear(states, linear.weight, linear.bias)
-
-
-def _rms_norm(states: Tensor, norm: Any) -> Tensor:
-    wide = states.to(torch.float32)
-    variance = wide.pow(2).mean(-1, keepdim=True)
-    return norm.weight * (wide * torch.rsqrt(variance + norm.variance_epsilon)).to(states.dtype)
-
-
-def _rotate_half(states: Tensor) -> Tensor:
-    half = states.shape[-1] // 2
-    return torch.cat((-states[..., half:], states[..., :half]), dim=-1)
 
 
 SOURCE = Path(__file__).parent / "native" / "decode_step.cpp"
@@ -276,19 +192,15 @@ def _processor() -> str:
 
 log = logging.getLogger(__name__)
 
-NATIVE_LIMIT = 20_000_000  # parameters up to which ``auto`` chooses the C++ code (docs/decisions/0020-native-decode.md)
-
-AMD_NATIVE_LIMIT = 200_000_000
-"""The limit of a run with one thread on an AMD processor with AVX-512, which PyTorch's library MKL does not use
-there."""
-
 CHECKED_TOKENS = 24
-CHECK_TOLERANCE = 1e-4  # largest accepted relative difference between the logits of C++ and of PyTorch
+CHECK_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""The largest accepted relative difference between the logits of C++ and of PyTorch. With weights in bfloat16, PyTorch
+rounds hidden states to bfloat16, and the C++ code does not."""
 
 
 def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder | None:
     """Return a decoder that computes the model's decode steps in C++, or None if PyTorch has to compute them."""
-    if not wants_native(choice, model.num_parameters()):
+    if choice == "torch":
         return None
     native = NativeDecoder.of(model)
     if isinstance(native, NativeDecoder):
@@ -299,23 +211,18 @@ def choose_native(choice: DecodeStep, model: PreTrainedModel) -> NativeDecoder |
     return None
 
 
-def wants_native(choice: DecodeStep, parameters: int) -> bool:
-    """Return whether to try native decode steps for a model with this number of parameters."""
-    is_slow = is_onednn_faster() and torch.get_num_threads() == 1  # whether PyTorch's products are slow here
-    return choice == "native" or (choice == "auto" and parameters <= (AMD_NATIVE_LIMIT if is_slow else NATIVE_LIMIT))
-
-
 class NativeDecoder:
     """The decode step of a model in C++, on a copy of the weights, renewed when they change. See :meth:`of`."""
 
-    def __init__(self, model: PreTrainedModel, llama: LlamaDecoder, library: NativeLibrary) -> None:
+    def __init__(self, model: PreTrainedModel, llama: LlamaModules, library: NativeLibrary) -> None:
         self._model, self._llama, self._library = model, llama, library
         self._lanes = int(library.functions.lanes())
         first = llama.layers[0]
         self._like = torch.empty(1, first.key.out_features // first.head_size, 1, first.head_size)  # (1, K, 1, D)
         self._cos = self._sin = torch.empty(0, first.head_size)  # (positions, D)
         self._scratch = torch.empty(0)
-        self._packed: list[Tensor] = []
+        self._kept: list[Tensor] = []  # what the addresses in ``_weights`` point to
+        self._packed: dict[tuple[int, ...], Tensor] = {}  # packed matrices, by addresses and versions of the weights
         self._weights = _Weights()
         self._version = -1
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -325,16 +232,16 @@ class NativeDecoder:
         """Return the native decode step of ``model``, or why it has none, for example because a test of its logits
         failed.
         """
-        llama = LlamaDecoder.of(model)
+        llama = LlamaModules.of(model)
         if llama is None:
             return Unavailable("the model is not a plain Llama-like model")
-        if model.device.type != "cpu" or model.dtype != torch.float32:
+        if model.device.type != "cpu" or model.dtype not in CHECK_TOLERANCE:
             return Unavailable(f"the model is in {str(model.dtype).removeprefix('torch.')} on {model.device}")
         if has_dynamic_rope(model):
             return Unavailable("the model's position embeddings depend on the length of the sequence")
-        if (
-            type(model.get_input_embeddings()) is not nn.Embedding
-            or type(model.get_output_embeddings()) not in PLAIN_LINEAR
+        if type(model.get_input_embeddings()) is not nn.Embedding or type(model.get_output_embeddings()) not in (
+            *PLAIN_LINEAR,
+            Float32Head,
         ):
             return Unavailable("the model has other embeddings than a table and a linear map")
         if any(parameter.is_inference() for parameter in model.parameters()):
@@ -344,7 +251,9 @@ class NativeDecoder:
             return library
         native = cls(model, llama, library)
         gap = native._measure_gap()
-        return native if gap <= CHECK_TOLERANCE else Unavailable(f"its logits differ from PyTorch's by {gap:.2g}")
+        if gap > CHECK_TOLERANCE[model.dtype]:
+            return Unavailable(f"its logits differ from PyTorch's by {gap:.2g}")
+        return native
 
     def __str__(self) -> str:
         return f"native ({self._library.compiler}, {self._lanes} lanes)"
@@ -382,46 +291,63 @@ class NativeDecoder:
         self._library.functions.decode_step(ctypes.byref(self._weights), ctypes.byref(step))
 
     def _pack_weights(self) -> None:
-        self._packed = []
+        self._kept = []
+        # With an adapter, most weights are frozen, and stay as they are. Else the old ones would need further memory.
+        packed, self._packed = self._packed if self._llama.adapted else {}, {}
         llama, model = self._llama, self._model
-        layers = [self._pack_layer(layer) for layer in llama.layers]
         first, head = llama.layers[0], model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
+        layers = [
+            _Layer(
+                *(self._norm(layer.input_norm), self._norm(layer.query_norm), self._norm(layer.key_norm)),
+                *(self._norm(layer.mlp_norm), self._linear([layer.query, layer.key, layer.value], packed)),
+                *(self._linear([layer.output], packed), self._linear([layer.gate, layer.up], packed)),
+                self._linear([layer.down], packed),
+            )
+            for layer in llama.layers
+        ]
+        longest = max(
+            linear.rank for layer in layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
         self._weights = _Weights(
             *(len(layers), first.output.out_features, first.query.out_features // first.head_size),
             *(self._like.shape[1], first.head_size, first.gate.out_features, head.out_features),
-            *(llama.norm.variance_epsilon, first.scaling),
-            *(self._keep(_weight(llama.embedding)), self._keep(_weight(llama.norm))),
-            *(self._pack([head.weight]), self._join([head])),
+            *(head.weight.dtype == torch.bfloat16, longest, llama.norm.variance_epsilon, first.scaling),
+            *(self._norm(llama.norm), self._keep(_weight(llama.embedding)), self._linear([head], packed)),
             (_Layer * len(layers))(*layers),
         )
 
-    def _pack_layer(self, layer: LlamaLayer) -> _Layer:
-        attention, mlp = [layer.query, layer.key, layer.value], [layer.gate, layer.up]
-        norms = [None if norm is None else self._keep(_weight(norm)) for norm in (layer.query_norm, layer.key_norm)]
-        return _Layer(
-            *(self._keep(_weight(layer.input_norm)), self._pack([linear.weight for linear in attention])),
-            *(self._join(attention), *norms, self._pack([layer.output.weight]), self._join([layer.output])),
-            *(self._keep(_weight(layer.mlp_norm)), self._pack([linear.weight for linear in mlp]), self._join(mlp)),
-            *(self._pack([layer.down.weight]), self._join([layer.down])),
-        )
+    def _norm(self, module: nn.Module | None) -> int | None:
+        return None if module is None else self._keep(_weight(module).float())
 
-    def _pack(self, weights: Sequence[Tensor]) -> int:
-        outputs, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
-        padded = torch.zeros(-(-outputs // self._lanes) * self._lanes, inputs)
-        torch.cat([weight.detach() for weight in weights], out=padded[:outputs])
-        return self._keep(padded.view(-1, self._lanes, inputs).transpose(1, 2))
+    def _linear(self, layers: Sequence[Any], packed: dict[tuple[int, ...], Tensor]) -> _Linear:
+        # Several layers of the same inputs become one, with the outputs of all.
+        bases = [self._llama.base(layer) for layer in layers]
+        weights = [base.weight for base in bases]
+        key = tuple(number for weight in weights for number in (weight.data_ptr(), weight._version))
+        self._packed[key] = packed[key] if key in packed else self._pack(torch.cat([w.detach() for w in weights]))
+        bias = None
+        if any(base.bias is not None for base in bases):
+            zeros = [torch.zeros(base.out_features) if base.bias is None else base.bias.float() for base in bases]
+            bias = self._keep(torch.cat(zeros))
+        a = b = None
+        matrices = {i: low_rank_matrices(layer) for i, layer in enumerate(layers) if layer in self._llama.adapted}
+        rank = sum(len(a) for a, _ in matrices.values())
+        if matrices:
+            a = self._keep(self._pack(torch.cat([low for low, _ in matrices.values()])))  # (rank, inputs)
+            empty = torch.empty(0)
+            parts = [matrices[i][1] if i in matrices else empty.new_empty(len(w), 0) for i, w in enumerate(weights)]
+            b = self._keep(self._pack(torch.block_diag(*parts)))  # (outputs, rank)
+        return _Linear(*(self._keep(self._packed[key]), bias, a, b, weights[0].shape[1], sum(map(len, weights)), rank))
 
-    def _join(self, linears: Sequence[nn.Linear]) -> int | None:
-        if all(linear.bias is None for linear in linears):
-            return None
-        return self._keep(
-            torch.cat([torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears])
-        )
+    def _pack(self, weights: Tensor) -> Tensor:
+        outputs, inputs = weights.shape
+        padded = functional.pad(weights, (0, 0, 0, -outputs % self._lanes))
+        return padded.view(-1, self._lanes, inputs).transpose(1, 2).contiguous()
 
     def _keep(self, tensor: Tensor) -> int:
-        self._packed.append(tensor.detach().contiguous())
-        return self._packed[-1].data_ptr()
+        self._kept.append(tensor.detach().contiguous())
+        return self._kept[-1].data_ptr()
 
     @torch.inference_mode()
     def _measure_gap(self) -> float:
@@ -440,25 +366,33 @@ def _weight(module: nn.Module) -> Tensor:
     return next(module.parameters())
 
 
+class _Linear(ctypes.Structure):
+    """The struct ``Linear`` in ``native/decode_step.cpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("packed", "bias", "a", "b")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "rank")),
+    )
+
+
 class _Layer(ctypes.Structure):
     """The struct ``Layer`` in ``native/decode_step.cpp``: the addresses of the weights of one layer."""
 
-    _fields_ = [
-        (name, ctypes.c_void_p)
-        for name in (
-            *("input_norm", "qkv", "qkv_bias", "query_norm", "key_norm", "output", "output_bias"),
-            *("mlp_norm", "gate_up", "gate_up_bias", "down", "down_bias"),
-        )
-    ]
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+    )
 
 
 class _Weights(ctypes.Structure):
     """The struct ``Model`` in ``native/decode_step.cpp``: the sizes of a model and the addresses of its weights."""
 
     _fields_ = (
-        *((n, ctypes.c_int64) for n in ("layers", "width", "heads", "kv_heads", "head_size", "inner", "vocabulary")),
+        *((name, ctypes.c_int64) for name in ("layers", "width", "heads", "kv_heads", "head_size", "inner")),
+        *((name, ctypes.c_int64) for name in ("vocabulary", "is_half", "widest_rank")),
         *((name, ctypes.c_float) for name in ("epsilon", "scaling")),
-        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "head_bias")),
+        *((name, ctypes.c_void_p) for name in ("norm", "embedding")),
+        ("head", _Linear),
         ("layer", ctypes.POINTER(_Layer)),
     )
 

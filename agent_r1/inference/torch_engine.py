@@ -376,13 +376,15 @@ class TorchEngine:
         images: ImageProcessor | None = None,
     ) -> None:
         config = config or EngineConfig()
-        bytes_per_token = probe_kv_bytes_per_token(model) * DTYPES[config.dtype].itemsize // model.dtype.itemsize
+        elements_per_token = probe_kv_bytes_per_token(model) // model.dtype.itemsize
         cast_parameters(model, config.dtype)  # after the probe, which needs precise weights
         use_plain_products(model)  # the trainer's products can be oneDNN's: an engine has those of a loaded model
         self._context, self._dtype = context, config.dtype
         self._images = None if images is None else ImageCache(model, images)
         native = choose_native(config.decode_step, model)
         self.decode_step = "torch" if native is None else str(native)
+        cached = torch.float32 if native is not None else DTYPES[config.dtype]
+        bytes_per_token = elements_per_token * cached.itemsize
         size = cache_size(config, context, bytes_per_token, model.device, is_native=native is not None)
         self._runner = ModelRunner(model, size.rows, self._images, native, size.capacity)
         self._scheduler = Scheduler(size, self._runner.add_block, self._runner.prefill_shape.chunk)

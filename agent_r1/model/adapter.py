@@ -58,7 +58,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, seed: int, base: 
             _inject(model, lora)
     except ValueError as error:
         raise _bad_targets(model, config) from error
-    adapted = dict(_adapted_layers(model))
+    adapted = dict(adapted_layers(model))
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     linear = [layer for layer in adapted.values() if layer not in ends and isinstance(layer.base_layer, _LINEAR)]
     targets = {name.rpartition(".")[2] for name in adapted} if is_all else set(config.target_modules)
@@ -134,6 +134,19 @@ def adapter_rank(model: nn.Module) -> int:
     return max((len(tensor) for name, tensor in model.named_parameters() if name.endswith(_MATRICES[0])), default=0)
 
 
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield name and layer (peft's) for each layer that has an adapter."""
+    if has_adapter(model):
+        layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
+        yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))
+
+
+def low_rank_matrices(layer: Any) -> tuple[Tensor, Tensor]:
+    """Return A (rank, d) and (alpha / rank) B (e, rank) of an adapted layer, transposed and in float32."""
+    a, b = (part[ADAPTER].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
+    return a, layer.scaling[ADAPTER] * b
+
+
 def copy_sharing_frozen(module: M) -> M:
     """Return a copy of a module. The module and its copy share the memory of frozen parameters."""
     shared: dict[int, Any] = {
@@ -147,7 +160,7 @@ def copy_sharing_frozen(module: M) -> M:
 def without_adapter(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model before training: a copy without adapter, which shares frozen weights."""
     plain = copy_sharing_frozen(model)
-    for name, layer in _adapted_layers(plain):
+    for name, layer in adapted_layers(plain):
         plain.set_submodule(name, layer.base_layer)
     vars(plain).pop("peft_config", None)  # the settings of the adapter
     return plain
@@ -163,7 +176,7 @@ def merged_copy(model: PreTrainedModel) -> PreTrainedModel:
     merged = without_adapter(model)
     for parameter in merged.parameters():
         parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    for name, layer in _adapted_layers(model):
+    for name, layer in adapted_layers(model):
         weight = merged.get_submodule(name).weight
         assert isinstance(weight, Tensor)
         weight.data = weight.data + layer.get_delta_weight(ADAPTER)
@@ -197,7 +210,7 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
     for name, parameter in model.named_parameters():
         if _is_matrix(name):
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-    for name, layer in _adapted_layers(model):
+    for name, layer in adapted_layers(model):
         if layer.lora_variant:
             raise ValueError(f"a variant of LoRA in {name}")
         layer.forward = partial(_forward, layer)
@@ -210,12 +223,6 @@ def _forward(layer: Any, inputs: Tensor) -> Tensor:
     low_rank = inputs.reshape(-1, inputs.shape[-1]) @ a  # (N, rank)
     flat = outputs.reshape(-1, outputs.shape[-1])  # (N, e)
     return torch.addmm(flat, low_rank, b, alpha=layer.scaling[ADAPTER]).view_as(outputs)
-
-
-def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    if has_adapter(model):
-        layer_type = import_extra("peft.tuners.lora", "lora").LoraLayer
-        yield from ((name, layer) for name, layer in list(model.named_modules()) if isinstance(layer, layer_type))
 
 
 def _bad_targets(model: PreTrainedModel, config: LoraConfig) -> InvalidInput:

@@ -140,7 +140,7 @@ class TrainerConfig(BaseModel):
 
     activation_checkpointing: bool = False
     """Whether the backward pass computes activations again, instead of reading them from memory. Training then needs
-    less memory and about a third more time."""
+    less memory and about a third more time. A run that would not fit otherwise does so by itself."""
 
     checksum_every: int = Field(default=1, ge=0)
     """Number of steps from one checksum of the policy's weights to the next. A checksum proves that the engine serves

@@ -124,7 +124,7 @@ class Runtime:
     updater: PolicyUpdater
     engine: InferenceEngine
     placement: Placement
-    saves_copies: bool  # whether a checkpoint is copied in memory, so that training goes on while it is written
+    plan: MemoryPlan
     agent: Agent  # samples at the configured temperature
     meter: EngineMeter  # counts the requests of the agent to the engine
     extra_scorers: tuple[Scorer, ...]  # the scorers of the setting ``extra_rewards``
@@ -138,14 +138,12 @@ def build_runtime(
     placement = resolve_placement(placement, config, folder)
     devices = placement.processes or str(plan_devices(config, find_hardware()))
     policy, extra, plan = load_and_check(config, taskset)
-    trainer, updater = _make_trainer(config, policy, placement, plan.micro_tokens)
+    trainer, updater = _make_trainer(config, policy, placement, plan)
     # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
     engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
     events, meter = tuple(_events(config, policy, plan, devices)), EngineMeter()
     agent = policy.agent(MeteredEngine(engine, meter), config, config.temperature)
-    return Runtime(
-        config, taskset, policy, trainer, updater, engine, placement, plan.copies, agent, meter, extra, events
-    )
+    return Runtime(config, taskset, policy, trainer, updater, engine, placement, plan, agent, meter, extra, events)
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
@@ -166,15 +164,16 @@ def rebuild_trainer(runtime: Runtime) -> Runtime:
     config, policy = runtime.config, runtime.policy
     torch.manual_seed(config.seed)
     load_trained_weights(policy.model, trained_weights(load_trained_policy(config, runtime.taskset).model))
-    tokens = runtime.updater.micro_tokens
-    trainer, updater = _make_trainer(config, policy, runtime.placement, tokens)
-    return replace(runtime, trainer=trainer, updater=updater)
+    plan = replace(runtime.plan, micro_tokens=runtime.updater.micro_tokens)
+    trainer, updater = _make_trainer(config, policy, runtime.placement, plan)
+    return replace(runtime, trainer=trainer, updater=updater, plan=plan)
 
 
 def _make_trainer(
-    config: TrainConfig, policy: Policy, placement: Placement, micro_tokens: int
+    config: TrainConfig, policy: Policy, placement: Placement, plan: MemoryPlan
 ) -> tuple[TrainerBackend, PolicyUpdater]:
-    fitting = config.trainer.model_copy(update={"micro_tokens": micro_tokens})
+    fits = {"micro_tokens": plan.micro_tokens, "activation_checkpointing": plan.activation_checkpointing}
+    fitting = config.trainer.model_copy(update=fits)
     trainer = placement.trainer(policy, config.model_copy(update={"trainer": fitting}), load_teacher(config, policy))
     updater = PolicyUpdater(
         trainer,
@@ -199,6 +198,8 @@ def _events(config: TrainConfig, policy: Policy, plan: MemoryPlan, devices: str)
     if plan.micro_tokens < config.trainer.micro_tokens:
         detail = f"micro-batches have {plan.micro_tokens} tokens instead of {config.trainer.micro_tokens}, so that"
         yield LogEvent(MEMORY, f"{detail} the run takes about {plan}")
+    if plan.activation_checkpointing and not config.trainer.activation_checkpointing:
+        yield LogEvent(MEMORY, "activations are computed twice (trainer.activation_checkpointing), to fit into memory")
     if not plan.copies:
         yield LogEvent(MEMORY, "training waits while a checkpoint is written, because a copy of it would not fit")
 

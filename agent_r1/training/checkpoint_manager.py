@@ -192,7 +192,7 @@ class CheckpointManager:
     def __init__(self, runtime: Runtime, folder: Path, start: ResumeState, recorder: Recorder) -> None:
         self._policy, self._taskset, self._updater = runtime.policy, runtime.taskset, runtime.updater
         self._agent, self._config, self._folder = runtime.agent, runtime.config, folder
-        self._saves_copies = runtime.saves_copies
+        self._saves_copies = runtime.plan.copies
         self._best_weights: Mapping[str, Tensor] = {}  # only without checkpoints, which hold them otherwise
         self._recorder = recorder
         self._writer = AsyncCheckpointWriter(self._write, recorder)

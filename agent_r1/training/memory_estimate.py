@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype
 from agent_r1.data.sequences import MAX_TREE
 from agent_r1.inference.kv_cache import kv_cache_bytes
-from agent_r1.inference.native_decode import wants_native
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, hidden_states, may_use_tree_attention, token_scores
@@ -196,6 +194,7 @@ class MemoryPlan:
 
     micro_tokens: int
     copies: bool  # whether a checkpoint is copied in memory, so that training goes on while the copy is written
+    activation_checkpointing: bool
     uses: tuple[MemoryUse, ...]
 
     @property
@@ -210,15 +209,20 @@ class MemoryPlan:
 def plan_memory(model: PreTrainedModel, config: TrainConfig, context: int, available: int) -> MemoryPlan:
     """Return the memory that a run needs to train ``model``, with the largest micro-batches that fit.
 
-    If none fit, training waits while a checkpoint is written, which saves the memory of its copy.
+    If none fit, training waits while a checkpoint is written, which saves the memory of its copy. If that is not
+    enough, activations are computed twice.
     """
     shares = shares_prefixes(config.trainer, config.algorithm, [model])
-    for copies, tokens in product((True, False), _candidates(config, context)):
-        plan = _plan(model, config, context, tokens, shares, copies)
-        if plan.total <= available:
-            return plan
+    twice = (
+        _with(config, {"trainer.activation_checkpointing": True}) if model.supports_gradient_checkpointing else config
+    )
+    for settings, copies in ((config, True), (config, False), (twice, False)):
+        for tokens in _candidates(config, context):
+            plan = _plan(model, settings, context, tokens, shares, copies)
+            if plan.total <= available:
+                return plan
     got = f"{_gib(available)} free, but at least {plan} are needed"
-    raise InvalidInput("memory", got=got, do=_remedy(model, config, context, available, shares))
+    raise InvalidInput("memory", got=got, do=_remedy(model, twice, context, available, shares))
 
 
 def _candidates(config: TrainConfig, context: int) -> Iterator[int]:
@@ -233,7 +237,8 @@ def _plan(
     model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool, copies: bool = False
 ) -> MemoryPlan:
     uses = (*_uses_for_weights(model, config, copies), *_uses_for_tokens(model, config, context, tokens, shares))
-    return MemoryPlan(tokens, copies, tuple(use for use in uses if use.size))
+    checkpointing = config.trainer.activation_checkpointing
+    return MemoryPlan(tokens, copies, checkpointing, tuple(use for use in uses if use.size))
 
 
 def _uses_for_tokens(
@@ -242,12 +247,13 @@ def _uses_for_tokens(
     if config.engine.backend == "embedded":
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
         rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
-        cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, config.engine.dtype))
+        is_native = model.device.type == "cpu" and config.engine.decode_step != "torch"
+        cached = "float32" if is_native else config.engine.dtype
+        cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, cached))
         yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
-        weights = _count_weights(model)
-        in_float32_on_cpu = model.device.type == "cpu" and config.engine.dtype == "float32"
-        if in_float32_on_cpu and wants_native(config.engine.decode_step, weights):
-            yield MemoryUse("weights in the layout of the decode step", FLOAT32 * weights)
+        if is_native:
+            size = DTYPES[config.engine.dtype].itemsize * _count_weights(model)
+            yield MemoryUse("weights in the layout of the decode step", size)
     largest = max(tokens, context)  # the longest sequence is a micro-batch, also if it is longer than ``tokens``
     size = _without_data(model, lambda: pass_bytes(pass_shape(model, config, context, largest, shares)))
     passes = config.trainer.ranks if model.device.type == "cpu" else 1  # each rank has a GPU, or a part of one memory
@@ -325,7 +331,6 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
     do = "take a smaller model, or a machine with more memory"
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
     steps: list[dict[str, Any]] = [
-        {"trainer.activation_checkpointing": True} if model.supports_gradient_checkpointing else {},
         {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"},
         {"engine.kv_cache_gib": max(0.1, round(2 * one_sequence, 1))},
         {} if config.trainer.lora.rank or find_spec("peft") is None else {"trainer.lora.rank": ADVISED_RANK},

@@ -1,4 +1,4 @@
-"""For large models on a CPU, the engine computes only running rows and new chunks, with the same bits as alone."""
+"""For large models on a CPU, PyTorch computes only new chunks, with the same bits as alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def converse(model: PreTrainedModel, sessions: Sequence[tuple[tuple[int, ...], i
 
     async def run() -> list[Turns]:
         engine = TorchEngine(copy.deepcopy(model), 512, EngineConfig(max_sequences=64, decode_step="torch"))
-        assert engine._runner._row_decoder is not None
         done = await asyncio.gather(*(one(engine, name, *session) for name, session in enumerate(sessions)))
         await engine.close()
         return list(done)

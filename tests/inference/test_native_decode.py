@@ -8,18 +8,29 @@ import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from extras import needs_compiler
 from llama_models import MODELS, SIZES, decode, equal, make
 from memory_maps import resident_bytes
-from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from agent_r1.core.errors import EngineError, InvalidInput
 from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, WeightUpdate
-from agent_r1.inference import native_decode, native_decode as native_library
+from agent_r1.inference import native_decode as native_library
 from agent_r1.inference.config import EngineConfig
 from agent_r1.inference.kv_cache import PAGE_TOKENS, CacheSlot
 from agent_r1.inference.model_runner import ModelRunner, PrefillChunk, PrefixCopy
@@ -32,6 +43,9 @@ from agent_r1.inference.native_decode import (
     load_library,
 )
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.model.adapter import add_adapter, trained_weights, without_adapter
+from agent_r1.model.config import LoraConfig
+from agent_r1.model.weights import cast_parameters
 
 pytestmark = needs_compiler
 
@@ -50,6 +64,50 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_pytorch(name: str) -> None:
     assert_close(decode(native_runner(make(name))), decode(ModelRunner(make(name), 4)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_in_bfloat16_have_the_bits_of_the_same_weights_in_float32(name: str) -> None:
+    half = cast_parameters(make(name), "bfloat16")
+    wide = copy.deepcopy(half).float()  # before a runner changes the attention in the configuration
+    assert equal(decode(native_runner(half)), decode(native_runner(wide)))
+
+
+def adapted(name: str, targets: tuple[str, ...]) -> PreTrainedModel:
+    model = add_adapter(make(name), LoraConfig(rank=3, alpha=5, target_modules=targets), seed=0, base="base")
+    change_adapter(model)
+    return model
+
+
+def change_adapter(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        for weight in trained_weights(model).values():
+            weight.add_(0.1 * torch.randn_like(weight))
+
+
+@pytest.mark.parametrize("targets", [("all-linear",), ("k_proj", "v_proj", "up_proj"), ("down_proj",)])
+@pytest.mark.parametrize("name", ["llama", "qwen2, tied"])
+def test_logits_with_an_adapter_are_those_of_pytorch(name: str, targets: tuple[str, ...]) -> None:
+    model = adapted(name, targets)
+    plain = decode(native_runner(without_adapter(model)))
+    logits = decode(native_runner(model))
+    assert_close(logits, decode(ModelRunner(copy.deepcopy(model), 4)))
+    assert min(float((one - other).abs().max()) for one, other in zip(logits, plain, strict=True)) > 0.1
+
+
+def test_a_changed_adapter_is_used_and_frozen_weights_are_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted("llama", ("all-linear",))
+    runner, pack, packed = native_runner(model), NativeDecoder._pack, list[torch.Size]()
+    decode(runner)
+
+    def watched(native: NativeDecoder, weights: Tensor) -> Tensor:
+        packed.append(weights.shape)
+        return pack(native, weights)
+
+    monkeypatch.setattr(NativeDecoder, "_pack", watched)
+    change_adapter(model)
+    assert_close(decode(runner), decode(ModelRunner(copy.deepcopy(model), 4)))
+    assert len(packed) == 2 * 4 * 2 and {min(shape) for shape in packed} == {3, 6, 9}  # A and B of layers' parts
 
 
 def fill(runner: ModelRunner) -> None:
@@ -116,6 +174,19 @@ def test_only_the_new_tokens_of_running_rows_are_written() -> None:
     assert block.lengths.tolist() == [length + (row in (2, 40)) for row, length in enumerate(lengths)]
 
 
+class Scaled(nn.Linear):
+    """A linear layer of another type, as quantization puts in its place."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return 2 * super().forward(states)
+
+
+def with_another_linear_layer() -> PreTrainedModel:
+    model: Any = make("llama")
+    model.model.layers[1].mlp.up_proj = Scaled(32, 64, bias=False)
+    return model
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 
 
@@ -123,10 +194,20 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     ("model", "reason"),
     [
         (GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2)), "Llama-like"),
-        (LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16), "bfloat16"),
+        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)), "Llama-like"),
+        (
+            Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1)),
+            "Llama-like",
+        ),
+        (LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")), "Llama-like"),
+        (with_another_linear_layer(), "Llama-like"),
+        (LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.float16), "float16"),
         (LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=DYNAMIC)), "length of the sequence"),
     ],
-    ids=["another architecture", "bfloat16", "dynamic RoPE"],
+    ids=[
+        *("another architecture", "sliding window", "some sliding windows", "another activation"),
+        *("another linear layer", "float16", "dynamic RoPE"),
+    ],
 )
 def test_other_models_are_refused_in_one_line_only_if_the_native_step_was_asked_for(
     model: PreTrainedModel, reason: str
@@ -137,15 +218,20 @@ def test_other_models_are_refused_in_one_line_only_if_the_native_step_was_asked_
     assert "\n" not in str(error.value)
 
 
-def test_auto_chooses_by_size_and_torch_never_chooses_the_native_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("llama")
-    assert choose_native("auto", model) is not None and choose_native("torch", model) is None
-    monkeypatch.setattr(native_decode, "NATIVE_LIMIT", model.num_parameters() - 1)
-    for is_slow in (False, True):  # whether PyTorch's own products are slow on this processor
-        monkeypatch.setattr(native_decode, "is_onednn_faster", lambda is_slow=is_slow: is_slow)
-        assert (choose_native("auto", model) is not None) is is_slow and choose_native("native", model) is not None
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose_native("auto", model) is None
+def test_torch_never_chooses_the_native_step() -> None:
+    assert choose_native("auto", make("llama")) is not None and choose_native("torch", make("llama")) is None
+
+
+def test_with_pytorch_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows() -> None:
+    prompt = tuple(index % 50 for index in range(300))
+    logits = []
+    for other in (5, 440, 500):
+        runner = ModelRunner(make("qwen2, tied"), 64)
+        block = runner.add_block()
+        pair = (prompt, tuple(index % 7 for index in range(other)))
+        runner.prefill([PrefillChunk(CacheSlot(block, row), (), tokens) for row, tokens in enumerate(pair)])
+        logits.append(runner.decode(block, {0: 11}))
+    assert equal(logits[1:], logits[:1] * 2)
 
 
 def test_a_step_whose_logits_are_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-// A decode step of Llama-like models in float32: one new token for each running row, from embedding to logits. A prefill
-// is the same step without logits, in which several rows are successive tokens of one sequence.
+// A decode step of Llama-like models: one new token for each running row, from embedding to logits. A prefill is the
+// same step without logits, in which several rows are successive tokens of one sequence. Matrices are in float32 or in
+// bfloat16; norms, biases and all arithmetic are in float32.
 //
 // A row's result has the same bits whatever the other rows are, and however many rows and threads there are:
 // every sum is computed in an order that depends only on the model and on the length of the row.
@@ -35,16 +36,27 @@ constexpr int TILE_PANELS = 3, CHAINS = 4;
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Half;  // a bfloat16: the upper half of a float
+typedef Half Halves __attribute__((vector_size(LANES * 2)));
+
+// y = x W^T + bias + (x A^T) B^T. Without an adapter, which has A (rank, inputs) and B (outputs, rank), rank is 0.
+struct Linear {
+    const void *packed;  // W (outputs, inputs), of Half if the model ``is_half``, else of float
+    const float *bias, *a, *b;  // bias (outputs,) or null; a and b are packed
+    int64_t inputs, outputs, rank;
+};
 
 struct Layer {
-    const float *input_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *output, *output_bias;
-    const float *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const float *input_norm, *query_norm, *key_norm, *mlp_norm;
+    Linear qkv, output, gate_up, down;
 };
 
 struct Model {
-    int64_t layers, width, heads, kv_heads, head_size, inner, vocabulary;
+    int64_t layers, width, heads, kv_heads, head_size, inner, vocabulary, is_half, widest_rank;
     float epsilon, scaling;
-    const float *embedding, *norm, *head, *head_bias;
+    const float *norm;
+    const void *embedding;  // (V, E), of Half or float, not packed
+    Linear head;
     const Layer *layer;
 };
 
@@ -85,6 +97,12 @@ static inline Vector load(const float *from) {
     Vector vector;
     std::memcpy(&vector, from, sizeof vector);
     return vector;
+}
+
+static inline Vector load(const Half *from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Vector)(__builtin_convertvector(halves, Integers) << 16);
 }
 
 static inline void store(float *to, Vector vector) { std::memcpy(to, &vector, sizeof vector); }
@@ -151,14 +169,14 @@ static inline Vector totals(Vector *vectors) {
 }
 
 // y = x W^T + bias, or y + x W^T + bias, for ROWS rows and PANELS panels. The sum over inputs is in ascending order.
-template <int ROWS, int PANELS>
-static void multiply_tile(const float *x, int64_t x_stride, const float *packed, int64_t inputs, const float *bias,
+template <typename W, int ROWS, int PANELS>
+static void multiply_tile(const float *x, int64_t x_stride, const W *packed, int64_t inputs, const float *bias,
                           float *y, int64_t y_stride, int64_t outputs, bool add) {
     Vector sums[ROWS][PANELS] = {};
     for (int64_t input = 0; input < inputs; input++) {
         Vector weights[PANELS];
         for (int panel = 0; panel < PANELS; panel++) {
-            const float *from = packed + (panel * inputs + input) * LANES;
+            const W *from = packed + (panel * inputs + input) * LANES;
             weights[panel] = load(from);
             __builtin_prefetch(from + TILE_PANELS * inputs * LANES, 0, 2);  // for the next tile
         }
@@ -179,17 +197,19 @@ static void multiply_tile(const float *x, int64_t x_stride, const float *packed,
         }
 }
 
-typedef void (*Tile)(const float *, int64_t, const float *, int64_t, const float *, float *, int64_t, int64_t, bool);
+template <typename W>
+using Tile = void (*)(const float *, int64_t, const W *, int64_t, const float *, float *, int64_t, int64_t, bool);
 
-template <int... R>
-static const Tile *tiles(std::integer_sequence<int, R...>) {
-    static const Tile table[] = {multiply_tile<R / TILE_PANELS + 1, R % TILE_PANELS + 1>...};
+template <typename W, int... R>
+static const Tile<W> *tiles(std::integer_sequence<int, R...>) {
+    static const Tile<W> table[] = {multiply_tile<W, R / TILE_PANELS + 1, R % TILE_PANELS + 1>...};
     return table;
 }
 
-static void multiply(const float *x, int64_t rows, const float *packed, int64_t inputs, int64_t outputs,
+template <typename W>
+static void multiply(const float *x, int64_t rows, const W *packed, int64_t inputs, int64_t outputs,
                      const float *bias, float *y, int64_t y_stride, bool add) {
-    const Tile *table = tiles(std::make_integer_sequence<int, TILE_ROWS * TILE_PANELS>());
+    const Tile<W> *table = tiles<W>(std::make_integer_sequence<int, TILE_ROWS * TILE_PANELS>());
     const int64_t panels = (outputs + LANES - 1) / LANES;
     for (int64_t panel = 0; panel < panels; panel += TILE_PANELS) {
         const int64_t wide = std::min<int64_t>(TILE_PANELS, panels - panel), first = panel * LANES;
@@ -198,6 +218,30 @@ static void multiply(const float *x, int64_t rows, const float *packed, int64_t 
             table[(high - 1) * TILE_PANELS + wide - 1](
                 x + row * inputs, inputs, packed + first * inputs, inputs, bias == nullptr ? nullptr : bias + first,
                 y + row * y_stride + first, y_stride, outputs - first, add);
+        }
+    }
+}
+
+// Write y, or y + old y, of a linear layer. ``low`` has room for the products x A^T (rows, rank).
+template <typename W>
+static void apply(const Linear &layer, const float *x, int64_t rows, float *low, float *y, bool add) {
+    const W *packed = static_cast<const W *>(layer.packed);
+    multiply(x, rows, packed, layer.inputs, layer.outputs, layer.bias, y, layer.outputs, add);
+    if (layer.rank == 0) return;
+    multiply(x, rows, layer.a, layer.inputs, layer.rank, nullptr, low, layer.rank, false);
+    multiply(low, rows, layer.b, layer.rank, layer.outputs, nullptr, y, layer.outputs, true);
+}
+
+// Write row ``index`` of a matrix (.., size) that is not packed.
+template <typename W>
+static void copy_row(const void *matrix, int64_t index, int64_t size, float *to) {
+    const W *from = static_cast<const W *>(matrix) + index * size;
+    if constexpr (sizeof(W) == sizeof(float)) {
+        std::memcpy(to, from, size * sizeof(float));
+    } else {
+        for (int64_t i = 0; i < size; i++) {
+            const uint32_t bits = uint32_t(from[i]) << 16;
+            std::memcpy(to + i, &bits, sizeof bits);
         }
     }
 }
@@ -310,7 +354,8 @@ static int64_t widest(const Model &model) {
 }
 
 static int64_t row_floats(const Model &model, int64_t longest) {
-    return 2 * model.width + widest(model) + std::max(model.heads * model.head_size, model.inner) + longest + LANES;
+    return 2 * model.width + widest(model) + std::max(model.heads * model.head_size, model.inner) +
+           model.widest_rank + longest + LANES;
 }
 
 static void norm_rows(const float *x, const float *weight, const Model &model, int64_t rows, float *y) {
@@ -331,32 +376,32 @@ static void gate_rows(const float *gate_up, int64_t rows, int64_t inner, float *
 }
 
 // Compute the rows first .. last - 1 of a step.
+template <typename W>
 static void compute_rows(const Model &model, const Step &step, int64_t first, int64_t last) {
     const int64_t rows = last - first, width = model.width, mixed_width = model.heads * model.head_size;
     const int64_t qkv_width = mixed_width + 2 * model.kv_heads * model.head_size;
     float *hidden = step.scratch + first * row_floats(model, step.longest);
     float *normed = hidden + rows * width, *wide = normed + rows * width, *mixed = wide + rows * widest(model);
-    float *weights = mixed + rows * std::max(mixed_width, model.inner);
+    float *low = mixed + rows * std::max(mixed_width, model.inner), *weights = low + rows * model.widest_rank;
     for (int64_t row = 0; row < rows; row++)
-        std::memcpy(hidden + row * width, model.embedding + step.token_ids[first + row] * width, width * sizeof(float));
+        copy_row<W>(model.embedding, step.token_ids[first + row], width, hidden + row * width);
     for (int64_t number = 0; number < model.layers; number++) {
         const Layer &layer = model.layer[number];
         norm_rows(hidden, layer.input_norm, model, rows, normed);
-        multiply(normed, rows, layer.qkv, width, qkv_width, layer.qkv_bias, wide, qkv_width, false);
+        apply<W>(layer.qkv, normed, rows, low, wide, false);
         const bool is_end = step.logits == nullptr && number + 1 == model.layers;
         for (int64_t row = 0; row < rows; row++)
             attend_row(model, layer, step, number, first + row, wide + row * qkv_width, weights,
                        mixed + row * mixed_width, !is_end);
         if (is_end) return;
-        multiply(mixed, rows, layer.output, mixed_width, width, layer.output_bias, hidden, width, true);
+        apply<W>(layer.output, mixed, rows, low, hidden, true);
         norm_rows(hidden, layer.mlp_norm, model, rows, normed);
-        multiply(normed, rows, layer.gate_up, width, 2 * model.inner, layer.gate_up_bias, wide, 2 * model.inner, false);
+        apply<W>(layer.gate_up, normed, rows, low, wide, false);
         gate_rows(wide, rows, model.inner, mixed);
-        multiply(mixed, rows, layer.down, model.inner, width, layer.down_bias, hidden, width, true);
+        apply<W>(layer.down, mixed, rows, low, hidden, true);
     }
     norm_rows(hidden, model.norm, model, rows, normed);
-    multiply(normed, rows, model.head, width, model.vocabulary, model.head_bias,
-             step.logits + first * model.vocabulary, model.vocabulary, false);
+    apply<W>(model.head, normed, rows, low, step.logits + first * model.vocabulary, false);
 }
 
 extern "C" {
@@ -371,15 +416,16 @@ void decode_step(const Model *model, const Step *step) {
     const int64_t threads = std::max<int64_t>(1, std::min(step->threads, step->rows));
     const int64_t share = (step->rows + threads - 1) / threads;
     std::vector<std::thread> others;
+    const auto compute = model->is_half ? compute_rows<Half> : compute_rows<float>;
     int64_t first = 0;
     while (true) {
         int64_t last = std::min(first + share, step->rows);
         while (last < step->rows && step->places[last] == step->places[last - 1]) last++;  // tokens of one sequence
         if (last == step->rows) break;
-        others.emplace_back(compute_rows, std::cref(*model), std::cref(*step), first, last);
+        others.emplace_back(compute, std::cref(*model), std::cref(*step), first, last);
         first = last;
     }
-    compute_rows(*model, *step, first, step->rows);
+    compute(*model, *step, first, step->rows);
     for (std::thread &other : others) other.join();
 }
 }

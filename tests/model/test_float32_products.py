@@ -1,13 +1,14 @@
-"""The output layer of models in bfloat16, which computes in float32 without a copy of all its weights."""
+"""Layers with weights in bfloat16 that compute in float32, without a copy of all their weights."""
 
 import pytest
 import torch
+from llama_models import make
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from agent_r1.model import weights
-from agent_r1.model.weights import Float32Head
+from agent_r1.model.weights import Float32Head, WideLinear
 
 
 def head_of(vocabulary: int, width: int, bias: bool = False) -> Float32Head:
@@ -68,3 +69,36 @@ def test_no_pass_copies_all_weights_to_float32(frozen: bool) -> None:
         head(states).sum().backward()
     assert tensors.largest == head.weight.nbytes  # the weights or their gradient in bfloat16, never in float32
     assert (head.weight.grad is None) == frozen
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_a_layer_are_those_of_float32_rounded_once(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "PART_WEIGHTS", 16 * 7)
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 50, bias=bias, dtype=torch.bfloat16)
+    layer.__class__ = WideLinear
+    plain = nn.Linear(16, 50, bias=bias)
+    plain.load_state_dict(layer.state_dict())
+    states = torch.randn(2, 5, 16).bfloat16().requires_grad_()
+    exact = states.detach().float().requires_grad_()
+    factor = torch.randn(2, 5, 50).bfloat16()
+    outputs, right = layer(states), plain(exact)
+    assert outputs.dtype == torch.bfloat16
+    assert torch.allclose(outputs.float(), right, rtol=2**-7, atol=1e-6)
+    (outputs * factor).float().sum().backward()
+    (right * factor.float()).sum().backward()
+    for found, expected in zip(
+        (states.grad, *(p.grad for p in layer.parameters())),
+        (exact.grad, *(p.grad for p in plain.parameters())),
+        strict=True,
+    ):
+        assert found is not None and found.dtype == torch.bfloat16 and expected is not None
+        assert torch.allclose(found.float(), expected, rtol=2**-7, atol=1e-2)
+    assert torch.equal(layer(exact.detach().bfloat16()), outputs)
+
+
+def test_layers_are_wide_only_on_processors_without_products_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for supported, expected in ((True, nn.Linear), (False, WideLinear)):
+        monkeypatch.setattr(weights, "has_bfloat16_products", lambda supported=supported: supported)
+        model = weights.cast_parameters(make("llama"), "bfloat16")
+        assert {type(each) for each in model.modules() if isinstance(each, nn.Linear)} == {expected, Float32Head}
