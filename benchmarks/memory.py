@@ -27,15 +27,21 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 BFLOAT16 = {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"}
 LORA = {"trainer.lora.rank": 16}
 CHECKPOINTING = {"trainer.activation_checkpointing": True}
+FEW = {"groups_per_step": 1, "trainer.micro_tokens": 512}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run: width, layers and vocabulary of its random Llama model (None: tiny-base), and its settings."""
+    """A run: its model, and its settings.
+
+    The model is tiny-base (None), a model of ``decode.py`` by its name, or a random Llama with this width, number of
+    layers and vocabulary.
+    """
 
     name: str
-    sizes: tuple[int, int, int] | None
+    model: tuple[int, int, int] | str | None
     settings: Mapping[str, Any]
+    context: int = 256
 
 
 SMALL, LARGE = (320, 10, 8192), (576, 10, 32768)
@@ -54,13 +60,17 @@ CASES = {
         Case("61M", LARGE, {}),
         Case("61M, checkpointing", LARGE, CHECKPOINTING),
         Case("61M, LoRA", LARGE, LORA),
+        Case("494M, bfloat16", "494M", {**BFLOAT16, **FEW, "checkpoint_every": 0}, 512),
+        Case("494M, bfloat16, checkpointing", "494M", {**BFLOAT16, **FEW, **CHECKPOINTING, "checkpoint_every": 0}, 512),
+        Case("494M, bfloat16, LoRA, checkpointing", "494M", {**BFLOAT16, **FEW, **LORA, **CHECKPOINTING}, 512),
     )
 }
 
 
-def make_model(sizes: tuple[int, int, int] | None) -> Any:
-    """Return tiny-base, or a random Llama."""
+def make_model(name: tuple[int, int, int] | str | None) -> Any:
+    """Return the model of a case."""
     import torch
+    from decode import random_llama
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from agent_r1.model.load import load_model
@@ -68,9 +78,11 @@ def make_model(sizes: tuple[int, int, int] | None) -> Any:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if sizes is None:
+    if name is None:
         return load_model(str(TINY_BASE_FOLDER), torch.float32)
-    width, layers, vocabulary = sizes
+    if isinstance(name, str):
+        return random_llama(name)
+    width, layers, vocabulary = name
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -122,11 +134,12 @@ def resident(key: str) -> int:
     return 1024 * int(found[1])
 
 
-def measure(case: Case, context: int = 256) -> None:
+def measure(case: Case) -> None:
     """Take two updates and print estimate and peak in bytes."""
     from agent_r1.config import Layer, resolve
     from agent_r1.inference.torch_engine import TorchEngine
     from agent_r1.model.adapter import add_adapter, copy_sharing_frozen, merged_copy
+    from agent_r1.model.weights import cast_parameters
     from agent_r1.trainer.single_process import SingleProcessTrainer
     from agent_r1.trainer.updater import PolicyUpdater
     from agent_r1.training.checkpoint_files import weights_on_cpu
@@ -135,8 +148,9 @@ def measure(case: Case, context: int = 256) -> None:
 
     settings = {"model": "any", "groups_per_step": 4, "group_size": 2, "trainer.micro_tokens": 2048, **case.settings}
     config = resolve(TrainConfig, [Layer("benchmark", settings)])
-    model = make_model(case.sizes)
+    model, context = make_model(case.model), case.context
     if config.trainer.lora.rank:
+        cast_parameters(model, config.trainer.dtype)
         add_adapter(model, config.trainer.lora, seed=0, base="")
     plan = plan_memory(model, config, context, 10**12)
     CLEAR.write_text("5", "utf-8")  # the peak begins here
@@ -158,7 +172,8 @@ def measure(case: Case, context: int = 256) -> None:
         for _ in range(2):
             groups = list(random_groups(config, context, model.config.vocab_size))
             await updater.update([updater.select(group) for group in groups])
-            saved[:] = [weights_on_cpu(model), updater.state()]
+            if config.checkpoint_every:
+                saved[:] = [weights_on_cpu(model), updater.state()]
 
     asyncio.run(take_updates())
     if config.trainer.lora.rank:
@@ -171,7 +186,8 @@ def torch_empty(model: Any, runner: Any, context: int) -> Any:
     import torch
 
     heads, size = model.config.num_key_value_heads, model.config.hidden_size // model.config.num_attention_heads
-    return torch.empty(1, heads, 1, getattr(model.config, "head_dim", None) or size, dtype=runner.model.dtype)
+    dtype = runner.model.dtype if runner._native is None else torch.float32
+    return torch.empty(1, heads, 1, getattr(model.config, "head_dim", None) or size, dtype=dtype)
 
 
 def main() -> None:

@@ -2,12 +2,14 @@
 
     make bench-peers                                # installs TRL into .venv/peers first
     .venv/bin/python benchmarks/peers.py 0.5M 1M 14M --repeats 3
+    .venv/bin/python benchmarks/peers.py 135M 494M --dtype bfloat16 --groups 1 --steps 2 --repeats 1
 
 Llama models with random weights take steps of GRPO on groups of attempts with several turns: a prompt, an action, an
-observation, an action, .. Both train in float32 with as many torch threads, the same prompts, the same limits and a
-random reward for each attempt, so that every group is trained. Each measurement is a process of its own. Its first step
-is left out. The first table has medians over all other steps. The second table compares a step of Agent-R1 with the
-limits of a core, which are measured in the same run, before and after each size: large matrix products and copies.
+observation, an action, .. Both train in the same data type with as many torch threads, the same prompts, the same
+limits and a random reward for each attempt, so that every group is trained. In bfloat16 the trained weights of both
+stay in float32 (TRL: autocast). Each measurement is a process of its own. Its first step is left out. The first table
+has medians over all other steps. The second table compares a step of Agent-R1 with the limits of a core, which are
+measured in the same run, before and after each size: large matrix products of the data type, and copies.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import agent_r1
 from agent_r1.core.environment import RolloutContext, Transition
+from agent_r1.core.inference import Dtype
 from agent_r1.core.messages import Action, Message, ToolSpec
 from agent_r1.core.profile import CPU_SECONDS, format_profile, mean_profile
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import Trajectory
-from agent_r1.model.weights import PLAIN_LINEAR
+from agent_r1.model.weights import DTYPES, PLAIN_LINEAR
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
 from agent_r1.store.reader import RunReader
 from agent_r1.training.progress import SilentProgress
@@ -71,6 +74,7 @@ SHAPES = {
     "14M": Shape(320, 960, 10, 5, 5),
     "60M": Shape(640, 1920, 11, 10, 10),
     "135M": Shape(576, 1536, 30, 9, 3, vocabulary=49152),  # as SmolLM2-135M
+    "494M": Shape(896, 4864, 24, 14, 2, vocabulary=151936),  # as Qwen2.5-0.5B
 }
 
 
@@ -78,7 +82,7 @@ SHAPES = {
 class Limits:
     """The speed of a core: GFLOP/s in large matrix products, and GB/s read and written in copies.
 
-    The products are those of the faster one of PyTorch's libraries, MKL and oneDNN.
+    In float32, the products are those of the faster one of PyTorch's libraries, MKL and oneDNN.
     """
 
     products: float
@@ -117,7 +121,7 @@ class Rates:
     reading: float
 
 
-def rates_of(model: LlamaForCausalLM, work: StepWork, profile: Mapping[str, float]) -> Rates:
+def rates_of(model: LlamaForCausalLM, work: StepWork, profile: Mapping[str, float], dtype: Dtype) -> Rates:
     """Return what a step computes and reads per CPU second. ``profile`` says where the time of the step went."""
     weights, head = model.num_parameters(), model.get_output_embeddings().weight.numel()  # tied: the head counts once
     attention = model.model.layers[0].self_attn
@@ -128,17 +132,18 @@ def rates_of(model: LlamaForCausalLM, work: StepWork, profile: Mapping[str, floa
     return Rates(
         6e-9 * ((weights - head) * work.model_tokens + head * work.actions) / learning,
         2e-9 * weights * work.actions / decoding,
-        4e-9 * (weights * work.decode_steps + cache * work.contexts) / decoding,
+        1e-9 * (DTYPES[dtype].itemsize * weights * work.decode_steps + 4 * cache * work.contexts) / decoding,
     )
 
 
-def measure_limits() -> Limits:
+def measure_limits(dtype: Dtype) -> Limits:
     """Return the limits of a core, in CPU seconds of the process."""
     torch.set_num_threads(1)
-    matrix, source = torch.randn(1024, 1024), torch.randn(1 << 26)
+    matrix, source = torch.randn(1024, 1024, dtype=DTYPES[dtype]), torch.randn(1 << 26)
     target = torch.empty_like(source)
     with torch.no_grad():
-        products = [seconds_of(partial(kind(1024, 1024, bias=False), matrix)) for kind in PLAIN_LINEAR]
+        layers = [kind(1024, 1024, bias=False, dtype=DTYPES[dtype]) for kind in PLAIN_LINEAR]
+        products = [seconds_of(partial(layer, matrix)) for layer in layers]
     copies = seconds_of(lambda: target.copy_(source))
     return Limits(2 * 1.024**3 / min(products), 2 * source.nbytes / copies / 1e9)
 
@@ -231,7 +236,10 @@ def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> N
         "prompts": [[{"role": "user", "content": text(options.prompt)}] for _ in range(options.groups * options.steps)],
         "observation": observation,
         "after_action": f"<|im_end|>\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n",
-        **{name: vars(options)[name] for name in ("turns", "action", "groups", "group_size", "steps", "threads")},
+        **{
+            name: vars(options)[name]
+            for name in ("turns", "action", "groups", "group_size", "steps", "threads", "dtype")
+        },
         "trl_batch": options.trl_batch or options.groups * options.group_size,
         "context": 64 + options.prompt + options.turns * (options.action + options.observation + 64),
         "learning_rate": 1e-6,
@@ -287,7 +295,8 @@ def train_ours(folder: Path, profile: bool) -> Measures:
         rewards=[random_reward], callbacks=[on_step], progress=SilentProgress(), run=str(run), steps=workload["steps"],
         groups_per_step=workload["groups"], group_size=workload["group_size"], max_tokens=workload["action"],
         context=workload["context"],
-        threads=workload["threads"], trainer={"learning_rate": workload["learning_rate"]}, evaluate_n=1,
+        threads=workload["threads"], engine={"dtype": workload["dtype"]}, evaluate_n=1,
+        trainer={"learning_rate": workload["learning_rate"], "dtype": workload["dtype"]},
         checkpoint_every=0, profile=int(profile) and workload["steps"],
     )  # fmt: skip
     with closing(RunReader(run)) as reader:
@@ -312,7 +321,7 @@ def train_ours(folder: Path, profile: bool) -> Measures:
     )
     decode_steps = workload["turns"] * workload["action"]  # all attempts decode together
     work = StepWork(model_tokens, tokens["action"], decode_steps, contexts / steps)
-    rates = rates_of(LlamaForCausalLM.from_pretrained(folder), work, mean)
+    rates = rates_of(LlamaForCausalLM.from_pretrained(folder), work, mean, workload["dtype"])
     return Measures(differences(wall), differences(cpu), tokens, peak, format_profile(mean, "time of a step"), rates)
 
 
@@ -380,6 +389,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--action", type=int, default=32, help="tokens of an action")
     parser.add_argument("--observation", type=int, default=64, help="tokens between two actions")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of passes and engines")
     parser.add_argument("--trl_batch", type=int, default=0, help="attempts in a pass of TRL; 0: all of a step")
     parser.add_argument("--python", type=Path, default=PEERS_PYTHON, help="Python of the environment with TRL")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -402,11 +412,11 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     table = Table("model", "tokens", "TRL s", "ours s", "ratio", "TRL CPU s", "ours CPU s", "ratio", "TRL MiB", "ours")
-    profiled, limits = {}, [measure_limits()]
+    profiled, limits = {}, [measure_limits(options.dtype)]
     for name in options.sizes:
         row, profiled[name] = compare(name, options)
         table.add_row(*row)
-        limits.append(measure_limits())
+        limits.append(measure_limits(options.dtype))
     console = Console(width=120, highlight=False)
     console.print(table)
     for name, measures in profiled.items():

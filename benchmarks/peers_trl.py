@@ -86,7 +86,7 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=str(folder / "trl"),
         use_cpu=True,
-        bf16=False,
+        bf16=workload["dtype"] == "bfloat16",  # autocast; the weights are in float32
         gradient_checkpointing=False,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=attempts // batch,
