@@ -36,8 +36,9 @@ from agent_r1.core.files import build_once
 from agent_r1.inference.config import DecodeStep
 from agent_r1.inference.kv_cache import LENGTH_MULTIPLE, CacheBlock, round_up
 from agent_r1.model.adapter import adapted_layers, low_rank_matrices
+from agent_r1.model.float32_products import Float32Head
 from agent_r1.model.forward import has_dynamic_rope
-from agent_r1.model.weights import PLAIN_LINEAR, Float32Head
+from agent_r1.model.weights import PLAIN_LINEAR
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SeedOssForCausalLM")
 """Names of the model classes whose layers have the modules and the order of operations of Llama."""

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.model.config import ALL_LINEAR, LoraConfig
+from agent_r1.model.float32_products import WideLinear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -219,6 +220,9 @@ def _inject(model: PreTrainedModel, lora: Any) -> None:
 
 def _forward(layer: Any, inputs: Tensor) -> Tensor:
     outputs = layer.base_layer(inputs)
+    if isinstance(layer.lora_A[ADAPTER], WideLinear):
+        low_rank = layer.lora_B[ADAPTER](layer.lora_A[ADAPTER](inputs))
+        return torch.add(outputs, low_rank, alpha=layer.scaling[ADAPTER])
     a, b = (part[ADAPTER].weight.to(inputs.dtype).t() for part in (layer.lora_A, layer.lora_B))  # (d, rank), (rank, e)
     low_rank = inputs.reshape(-1, inputs.shape[-1]) @ a  # (N, rank)
     flat = outputs.reshape(-1, outputs.shape[-1])  # (N, e)

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agent_r1.model import weights
-from agent_r1.model.weights import Float32Head, WideLinear
+from agent_r1.model import float32_products, weights
+from agent_r1.model.adapter import add_adapter, trained_weights
+from agent_r1.model.config import LoraConfig
+from agent_r1.model.float32_products import Float32Head, WideLinear
 
 
 def head_of(vocabulary: int, width: int, bias: bool = False) -> Float32Head:
@@ -23,7 +25,7 @@ def head_of(vocabulary: int, width: int, bias: bool = False) -> Float32Head:
 def test_logits_and_gradients_are_those_of_a_float32_layer(
     bias: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PART_WEIGHTS", 16 * 7)  # 50 tokens: seven parts and a rest
+    monkeypatch.setattr(float32_products, "PART_WEIGHTS", 16 * 7)  # 50 tokens: seven parts and a rest
     head = head_of(50, 16, bias)
     plain = nn.Linear(16, 50, bias=bias).double()
     with torch.no_grad():
@@ -73,7 +75,7 @@ def test_no_pass_copies_all_weights_to_float32(frozen: bool) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_of_a_layer_are_those_of_float32_rounded_once(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "PART_WEIGHTS", 16 * 7)
+    monkeypatch.setattr(float32_products, "PART_WEIGHTS", 16 * 7)
     torch.manual_seed(0)
     layer = nn.Linear(16, 50, bias=bias, dtype=torch.bfloat16)
     layer.__class__ = WideLinear
@@ -102,3 +104,22 @@ def test_layers_are_wide_only_on_processors_without_products_in_bfloat16(monkeyp
         monkeypatch.setattr(weights, "has_bfloat16_products", lambda supported=supported: supported)
         model = weights.cast_parameters(make("llama"), "bfloat16")
         assert {type(each) for each in model.modules() if isinstance(each, nn.Linear)} == {expected, Float32Head}
+
+
+def test_an_adapter_has_the_outputs_and_gradients_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "has_bfloat16_products", lambda: False)
+    half = add_adapter(make("llama"), LoraConfig(rank=3), seed=0, base="base")
+    with torch.no_grad():
+        for weight in trained_weights(half).values():
+            weight.add_(0.1 * torch.randn_like(weight))
+    weights.cast_parameters(half, "bfloat16")
+    wide = add_adapter(make("llama"), LoraConfig(rank=3), seed=0, base="base")
+    wide.load_state_dict(half.state_dict())
+    found, expected = [], []
+    for model, gradients in ((half, found), (wide, expected)):
+        logits = model(torch.arange(20)[None]).logits
+        logits.float().log_softmax(-1)[0, :, 3].sum().backward()
+        gradients += [p.grad.float() for p in model.parameters() if p.grad is not None]
+    assert len(found) == len(expected) == 2 * 7 * 2
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm()) <= 0.1 * float(other.norm())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from updating import make_updater, update
 
 from agent_r1.core.errors import InvalidInput
-from agent_r1.model import weights
+from agent_r1.model import float32_products
 from agent_r1.model.weights import cast_parameters, checkpoint_activations, mixed_precision
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.trainer.optimizer import Optimizer
@@ -76,12 +76,12 @@ def test_gradients_of_micro_batches_add_up_in_float32(make: Any) -> None:
     assert mixed.compute.weight.grad is None  # freed, and nothing is rounded in between
 
 
-@pytest.mark.parametrize("part_weights", [weights.PART_WEIGHTS, 100], ids=["one part", "several parts"])
+@pytest.mark.parametrize("part_weights", [float32_products.PART_WEIGHTS, 100], ids=["one part", "several parts"])
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_model_in_bfloat16_has_logits_in_float32(
     part_weights: int, with_gradient: bool, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PART_WEIGHTS", part_weights)
+    monkeypatch.setattr(float32_products, "PART_WEIGHTS", part_weights)
     model = make.model(spread=1.0)
     ordinary = copy.deepcopy(model.lm_head).bfloat16()
     cast_parameters(model, "bfloat16")
