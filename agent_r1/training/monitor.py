@@ -15,8 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, pstdev, variance
+from statistics import fmean, pstdev
 
 from agent_r1.core.errors import RunStopped
 from agent_r1.core.events import LogEvent, Recorder
@@ -361,16 +362,18 @@ def check_validation(em: float, best: float, questions: int, rewards: Sequence[f
 PROXY, TRUE, CORRELATION = "proxy/reward", "proxy/true_reward", "proxy/correlation"
 """The names of the metrics of :func:`proxy_metrics`."""
 
-PERIOD = 5  # steps in each of the two compared periods
-ERRORS = 2.0  # a change of a mean reward counts if it exceeds this number of standard errors
+# Early steps can change much, so few of them are the best period; single steps vary, so the latest period has more.
+BEST_STEPS, RECENT_STEPS = 2, 5
+ERRORS = 3.5  # a change of a mean reward counts if it exceeds this number of standard errors
 
 
 def true_reward(config: TrainConfig, rewards: Sequence[str]) -> str:
     """Return the name of the reward that the monitor trusts: the setting, or else exact match if it has weight 0.
 
-    ``rewards`` has the names of the task set's rewards.
+    ``rewards`` has the names of the task set's rewards; () if they are known only after scoring.
     """
-    unused = [name for name in EXACT_MATCH_NAMES if name in rewards and config.reward_weights.get(name) == 0]
+    names = [name for name in EXACT_MATCH_NAMES if not rewards or name in rewards]
+    unused = [name for name in names if config.reward_weights.get(name) == 0]
     return config.monitor.true_reward or next(iter(unused), "")
 
 
@@ -396,34 +399,34 @@ def proxy_metrics(batch: Sequence[SelectedGroup], true_reward: str) -> dict[str,
 def check_reward_hacking(history: Sequence[tuple[float, float]]) -> Finding | None:
     """Return a finding if the true reward fell while the return rose.
 
-    The last ``PERIOD`` steps are compared with the earlier period of the highest mean true reward. Fall and rise must
-    each exceed ``ERRORS`` times the standard error, estimated from the spread of the steps.
+    The last ``RECENT_STEPS`` steps are compared with the ``BEST_STEPS`` earlier steps of the highest mean true reward.
+    Fall and rise must each exceed ``ERRORS`` times the standard error.
     """
-    if len(history) < 2 * PERIOD:
+    if len(history) < BEST_STEPS + RECENT_STEPS:
         return None
-    recent = history[-PERIOD:]
-    starts = range(len(history) - 2 * PERIOD + 1)
-    best = max((history[start : start + PERIOD] for start in starts), key=lambda steps: fmean(s[1] for s in steps))
-    (rise, *returns), (fall, *trues) = (_change(best, recent, index) for index in (0, 1))
-    if rise <= 0 or fall >= 0:
+    proxies, trues = zip(*history, strict=True)
+    starts = range(len(history) - RECENT_STEPS - BEST_STEPS + 1)
+    start = max(starts, key=lambda start: fmean(trues[start : start + BEST_STEPS]))
+    (rise, *returns), (fall, *truths) = _change(proxies, start), _change(trues, start)
+    if rise <= ERRORS or fall >= -ERRORS:
         return None
     text = (
         "the reward rises while the true reward falls: the policy exploits the reward (reward "
-        f"{returns[0]:.3g} to {returns[1]:.3g}, true reward {trues[0]:.3g} to {trues[1]:.3g}; means of {PERIOD} steps, "
-        "now and at the highest true reward); stop here, look at attempts with a high reward and a low true reward, "
-        "and change the reward; a smaller weight or a KL penalty only slows it down"
+        f"{returns[0]:.3g} to {returns[1]:.3g}, true reward {truths[0]:.3g} to {truths[1]:.3g}; means of the "
+        f"{BEST_STEPS} steps of the highest true reward, and of the last {RECENT_STEPS}); stop here, look at attempts "
+        "with a high reward and a low true reward, and change the reward; a smaller weight or a KL penalty only slows "
+        "it down"
     )
     return Finding("reward_hacking", text)
 
 
-def _change(
-    before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], index: int
-) -> tuple[float, float, float]:
-    # (difference or 0 if it can be chance, mean before, mean after)
-    old, new = [step[index] for step in before], [step[index] for step in after]
-    difference = fmean(new) - fmean(old)
-    error = math.sqrt(variance(old) / len(old) + variance(new) / len(new))
-    return (difference if abs(difference) > ERRORS * error else 0.0), fmean(old), fmean(new)
+def _change(means: Sequence[float], start: int) -> tuple[float, float, float]:
+    # (change in standard errors, mean of the best steps, which begin at ``start``, mean of the recent steps)
+    old, new = fmean(means[start : start + BEST_STEPS]), fmean(means[-RECENT_STEPS:])
+    # Differences of neighbors give the variance of a step also if the mean drifts (von Neumann 1941).
+    variance = fmean((after - before) ** 2 for before, after in pairwise(means)) / 2
+    error = math.sqrt(variance * (1 / BEST_STEPS + 1 / RECENT_STEPS))
+    return (new - old) / error if error else 0.0, old, new
 
 
 HISTORY = 1000  # recent steps whose rewards are compared

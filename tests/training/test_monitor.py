@@ -251,9 +251,44 @@ def test_only_a_rise_with_a_fall_of_the_true_reward_is_found(proxy: float, true:
 
 
 def test_noise_alone_is_rarely_found_and_short_runs_never() -> None:
-    assert check_reward_hacking(history(5.0, -5.0, steps=9)) is None
-    steps = [(random.Random(f"p{step}").random(), random.Random(f"t{step}").random()) for step in range(100)]
-    assert sum(check_reward_hacking(steps[:end]) is not None for end in range(10, 100)) < 20
+    assert check_reward_hacking(history(5.0, -5.0, steps=6)) is None
+    found = 0
+    for run in range(40):
+        rises = [step / 40 + random.Random(f"p{run}.{step}").gauss(0, 0.05) for step in range(40)]
+        steps = [(rise, random.Random(f"t{run}.{step}").gauss(0.5, 0.05)) for step, rise in enumerate(rises)]
+        found += any(check_reward_hacking(steps[:end]) for end in range(41))
+    assert found <= 8, "a reward that rises, and a true reward that only varies"
+
+
+# The means of a run on a reward that one answer always earns: it was trained for 14 steps of 60 attempts.
+HACKED = tuple(
+    zip(
+        (0.15, 0.30, 0.08, 0.53, 0.63, 0.73, 0.83, 0.82, 0.83, 0.82, 0.87, 0.70, 0.85, 0.92),
+        (0.50, 0.47, 0.02, 0.27, 0.13, 0.20, 0.17, 0.17, 0.22, 0.13, 0.15, 0.12, 0.17, 0.17),
+        strict=True,
+    )
+)
+
+
+def test_a_true_reward_that_falls_in_the_first_steps_is_found_soon() -> None:
+    assert [end for end in range(15) if check_reward_hacking(HACKED[:end])] == [14]
+    assert not any(check_reward_hacking([(reward, reward) for reward, _ in HACKED[:end]]) for end in range(15))
+
+
+@pytest.mark.parametrize(
+    ("weights", "rewards", "expected"),
+    [
+        ({"exact_match": 0.0}, (), "exact_match"),  # of an own file, whose rewards are known after scoring
+        ({"em": 0.0, "exact_match": 0.0}, ("exact_match",), "exact_match"),
+        ({"em": 0.0}, ("f1",), ""),
+        ({"exact_match": 0.5}, (), ""),
+        ({}, (), ""),
+    ],
+)
+def test_exact_match_of_weight_0_is_the_true_reward(
+    weights: Mapping[str, float], rewards: Sequence[str], expected: str
+) -> None:
+    assert true_reward(TrainConfig(reward_weights=dict(weights)), rewards) == expected
 
 
 def test_the_metrics_compare_the_weighted_return_with_the_true_reward() -> None:

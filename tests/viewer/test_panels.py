@@ -19,6 +19,12 @@ def test_the_chart_of_a_profile_has_a_color_for_each_line_and_adds_the_smallest_
     assert profile.lines[-1].last == "15" and len({line.color for line in profile.lines}) == NUM_COLORS
 
 
+def test_the_trained_and_the_true_reward_share_a_chart_also_if_one_is_constant() -> None:
+    curves = {"proxy/reward": {1: 0.1, 2: 0.9}, "proxy/true_reward": {1: 0.0, 2: 0.0}, "proxy/correlation": {2: -0.5}}
+    (chart,) = (chart for chart in draw_run(curves) if chart.title == "Trained and true reward")
+    assert [line.label for line in chart.lines] == ["reward", "true_reward", "correlation"]
+
+
 def test_a_comparison_shows_only_parts_that_all_runs_have_and_apart_from_the_other_charts() -> None:
     mixed = {"first": PROFILED, "second": PLAIN}
     assert [chart.title for chart in draw_comparison(mixed)] == ["Reward"]
