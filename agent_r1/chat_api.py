@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from agent_r1.core.errors import shorten
+from agent_r1.core.errors import InvalidInput, shorten
 from agent_r1.core.redaction import REDACTED, redact
 
 MAX_ANSWER = 1_000_000
@@ -27,7 +29,13 @@ MAX_PAUSE = 300.0
 RETRIED = (408, 409, 425, 429)
 """The HTTP statuses below 500 after which a request is repeated."""
 
+CONNECT_SECONDS = 10.0
+
+REPORT_SECONDS = 10  # at most one line in so many seconds, because many requests fail at once
+
 Read = TypeVar("Read")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class Failure:
     retry_after: float = 0.0  # the pause in seconds that the endpoint demands
     code: str = ""  # the endpoint's name of the error
     param: str = ""  # the endpoint's name of the argument that it refuses
+    is_unreachable: bool = False  # whether no connection could be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +71,21 @@ class ChatApi:
     pause: float = 1.0  # seconds after the first failed request; each further pause is twice as long
     concurrency: int = 8  # requests at the same time
     slots: asyncio.Semaphore = field(init=False, repr=False)
+    reported: set[int] = field(default_factory=set, init=False, repr=False)  # the periods with a line
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slots", asyncio.Semaphore(self.concurrency))
+
+    async def check_reachable(self) -> None:
+        """Raise InvalidInput if no connection to the endpoint can be made. A busy endpoint is reachable."""
+        try:
+            async with self._connect() as client:
+                await client.get("models", timeout=httpx.Timeout(1.0, connect=CONNECT_SECONDS))
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL) as error:
+            got = self._redact(f"{self.url}, which cannot be reached: {error or type(error).__name__}")
+            raise InvalidInput("api_url", got=got, do="start the server, or correct the address") from None
+        except httpx.HTTPError:
+            pass
 
     async def complete(self, body: bytes, read: Callable[[Reply], Read | Failure]) -> Read | Failure:
         """Send a request (JSON), and return what ``read`` makes of the reply.
@@ -77,8 +98,10 @@ class ChatApi:
             async with self._connect() as client:
                 for attempt in range(self.tries):
                     if attempt:
-                        pause = max(self.pause * 2 ** (attempt - 1), failure.retry_after)
-                        await asyncio.sleep(min(pause, MAX_PAUSE))
+                        pause = min(max(self.pause * 2 ** (attempt - 1), failure.retry_after), MAX_PAUSE)
+                        if failure.is_unreachable:
+                            self._report(f"try {attempt + 1} of {self.tries} in {pause:g} s")
+                        await asyncio.sleep(pause)
                     async with self.slots:
                         reply = await self._ask(client, body)
                     result = read(reply) if isinstance(reply, Reply) else reply
@@ -108,7 +131,13 @@ class ChatApi:
         except TimeoutError:
             return Failure(f"no answer within {self.seconds:g} seconds")
         except (httpx.HTTPError, httpx.StreamError) as error:
-            return Failure(f"{type(error).__name__}: {error}")
+            unreachable = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            return Failure(f"{type(error).__name__}: {error}", is_unreachable=unreachable)
+
+    def _report(self, next_try: str) -> None:
+        if (period := int(time.monotonic() / REPORT_SECONDS)) not in self.reported:
+            self.reported.add(period)
+            log.warning("cannot connect to %s, %s", self._redact(self.url), next_try)
 
     def _redact(self, reason: str) -> str:
         # A server can repeat a wrong key in its errors.

@@ -321,6 +321,8 @@ async def _evaluate(
     limits = rollout_limits(config)
     try:
         chosen = _select_methods([*methods, *behind_api], config.methods, config.labels)
+        for api in {method.agent.api for method in chosen if isinstance(method.agent, ApiAgent)}:
+            await api.check_reachable()
         table = await make_table(chosen, taskset, config.evaluate_n, limits, progress)
         passed: dict[str, PassAtK] = {}
         k, size = config.pass_k, config.pass_attempts or config.pass_k

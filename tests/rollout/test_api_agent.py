@@ -141,11 +141,14 @@ def test_a_failure_is_the_reason_of_the_attempt(serve: Serve, answer: Answer, re
     assert len(server.bodies) == requests
 
 
-def test_nobody_listens(serve: Serve) -> None:
+def test_nobody_listens(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server = serve(solve)
     server.http.server_close()
-    (found,) = act(agent(server), tasks=TASKS[:1])
-    assert found.status is Status.ENGINE_FAILED and "ConnectError" in str(found.reason)
+    found = act(agent(server, tries=3), tasks=TASKS[:2])
+    assert all(one.status is Status.ENGINE_FAILED and "ConnectError" in str(one.reason) for one in found)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == f"cannot connect to {server.url}, try 2 of 3 in 0 s"
+    assert len(lines) <= 2, "at most one in ten seconds, and not one for each attempt"
 
 
 def test_a_request_is_repeated_until_it_succeeds_after_the_pause_that_the_server_demands(serve: Serve) -> None:
@@ -360,6 +363,22 @@ def test_each_task_has_the_tools_of_its_own_environment(run: Run, serve: Serve, 
     code, data, err = run("eval", "several.py", "--api_url", server.url, "--api_model", "a", "--json")
     assert code == 0, err
     assert {name: cell["em"] for name, cell in data["table"]["a"].items()} == {"sums/train": 1.0, "words/train": 1.0}
+
+
+def test_a_server_that_nobody_started_is_one_line_before_anything_is_played(run: Run, serve: Serve) -> None:
+    server = serve(solve)
+    server.http.server_close()
+    began = time.monotonic()
+    url = server.url.replace("//", "//ann:secret@")
+    code, _, err = run("eval", "own.py", "--api_url", url, "--api_model", "a,b", "--quiet")
+    assert code == 2 and time.monotonic() - began < 20
+    assert "which cannot be reached" in err and err.count("\n") == 1 and "secret" not in err
+
+
+def test_a_server_that_is_busy_at_first_is_asked_again(run: Run, serve: Serve) -> None:
+    busy = [failing("busy", status) for status in (503, 429)]
+    code, data, err = run("eval", "own.py", "--api_url", serve(*busy, solve).url, "--api_model", "a", "--json")
+    assert code == 0 and data["table"]["a"]["train"] is not None, err
 
 
 def test_a_server_that_always_fails_is_one_line(run: Run, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
