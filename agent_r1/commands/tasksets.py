@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Container
 from importlib.resources import files
 from pathlib import Path
 
@@ -53,11 +54,12 @@ def tasksets(as_json: bool) -> None:
 @quiet_option
 def check(taskset: str, n: int, settings: Layer, as_json: bool, quiet: bool) -> None:
     """Check that a task set rewards its right solutions, and not its wrong ones. TASKSET is a name, or a FILE.py."""
-    config = resolve(TasksetConfig, [settings])
+    config, progress = resolve(TasksetConfig, [settings]), progress_of(quiet)
     opened = open_taskset(taskset, config)
+    note_disputed(opened, (), progress)
     from agent_r1.training import check
 
-    report = check.check(opened, warn_unsandboxed(opened, progress_of(quiet)), n=n, seed=config.seed)
+    report = check.check(opened, warn_unsandboxed(opened, progress), n=n, seed=config.seed)
     show(as_json, report.to_json() | sandbox_json(opened), check.render_report(report))
     if not report.passed:
         raise AgentR1Error(f"{opened.name} did not pass: {len(report.failures)} failures")
@@ -119,6 +121,14 @@ def open_file(file: Path, config: TasksetConfig, model: str) -> TaskSet:
             do = "leave one out: the file defines its own task set"
             raise InvalidInput(f"--{name}", got=f"it and {file}", do=do)
     return load_task_file(file, model)
+
+
+def note_disputed(taskset: TaskSet, given: Container[str], progress: Progress) -> None:
+    """Print the settings that are not ``given``, and on which the parts of a mixture disagree."""
+    for key, values in taskset.disputed.items():
+        if key not in given:
+            used = f"{taskset.recipe[key]} is used; give --{key} for another"
+            progress.print_line(f"note: the parts disagree on {key} ({values}): {used}")
 
 
 def warn_unsandboxed(taskset: TaskSet, progress: Progress) -> Progress:

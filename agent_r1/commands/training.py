@@ -30,7 +30,7 @@ from agent_r1.commands.command import (
     show,
     with_file,
 )
-from agent_r1.commands.tasksets import open_file, open_taskset, sandbox_json, warn_unsandboxed
+from agent_r1.commands.tasksets import note_disputed, open_file, open_taskset, sandbox_json, warn_unsandboxed
 from agent_r1.config import Layer, resolve, settings_of
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput
 from agent_r1.core.redaction import flat_settings
@@ -217,7 +217,9 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
         if file is None:
             require_file(folder, config.taskset)
     taskset = open_taskset(config.taskset, config, given.model) if file is None else open_file(file, given, given.model)
-    return resolve_config(TrainConfig, layers, taskset), taskset
+    resolved = resolve_config(TrainConfig, layers, taskset)
+    note_disputed(taskset, settings_of(TrainConfig, layers), progress)
+    return resolved, taskset
 
 
 def _of_parent(own: Layer, layers: list[Layer]) -> Layer:

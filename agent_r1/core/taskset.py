@@ -78,6 +78,8 @@ class TaskSet:
     file: Path | None = None  # the user's Python file that defines the task set
     # local data of the parts of a mixture, such as "film.data"
     part_data: Mapping[str, Path] = field(default_factory=dict)
+    # the settings on which the parts of a mixture disagree, such as {"steps": "wiki 20, sums 40"}
+    disputed: Mapping[str, str] = field(default_factory=dict)
     unsolved: tuple[str, ...] = ()  # the parts of a mixture whose tasks have no reference solutions
 
     def env_for_split(self, split: str) -> Env:

@@ -98,6 +98,7 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
     envs = {name: own.env for name, own in parts.items()}
     for name, own in parts.items():
         envs |= {f"{name}/{split}": env for split, env in own.variants.items()}
+    recipe, disputed = _recipe(file, trained)
     baselines: dict[str, dict[str, Env]] = {}
     for name, own in parts.items():
         for method, env in own.baselines.items():
@@ -108,7 +109,8 @@ def load_mixture(file: Path, seed: int, model: str) -> TaskSet:
         tasks=tasks,
         scorers=tuple(EnvScorer(name, _OwnTasks(one)) for name, own in parts.items() for one in own.scorers),
         baselines={method: Environments(by_name) for method, by_name in baselines.items()},
-        recipe=_recipe(file, trained),
+        recipe=recipe,
+        disputed=disputed,
         evaluation=evaluation,
         validation=VALIDATION if validated else None,
         retrieval=retrieval if any(own.retrieval for own in parts.values()) else None,
@@ -212,11 +214,13 @@ def _rewards(part: TaskSet) -> list[str]:
     return list(dict.fromkeys((*part.rewards, *(() if part.rewards else functions))))
 
 
-def _recipe(file: Path, trained: Mapping[str, TaskSet]) -> Mapping[str, Any]:
-    # The default settings on which the trained parts agree, and the weights of all rewards.
+def _recipe(file: Path, trained: Mapping[str, TaskSet]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    # The default settings that all trained parts have, with the values of the first one, and the weights of all
+    # rewards; and the settings of which the parts have different values.
     recipes = {name: dict(flatten(own.recipe)) for name, own in trained.items()}
     first, *others = recipes.values()
-    agreed = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
+    shared = {key: value for key, value in first.items() if all(key in one for one in others)}
+    differing = {key for key, value in shared.items() if any(one[key] != value for one in others)}
     weights: dict[str, tuple[str, float]] = {}
     for name, own in trained.items():
         for reward in _rewards(own):
@@ -225,5 +229,10 @@ def _recipe(file: Path, trained: Mapping[str, TaskSet]) -> Mapping[str, Any]:
             if known != weight:
                 got = f"weight {known:g} in {other} and {weight:g} in {name}"
                 raise InvalidInput(f"{file}, reward {reward!r}", got=got, do="give it another name in one of them")
-    kept = {key: value for key, value in agreed.items() if key != "taskset" and not key.startswith(WEIGHTS)}
-    return kept | {f"{WEIGHTS}{reward}": weight for reward, (_, weight) in weights.items() if weight != 1.0}
+    left_out = {key for key in shared if key.startswith(WEIGHTS) or key == "taskset"}
+    left_out |= differing & Part.model_fields.keys()  # each part keeps its sandbox and its data
+    kept = {key: value for key, value in shared.items() if key not in left_out}
+    disputed = {
+        key: ", ".join(f"{name} {recipe[key]}" for name, recipe in recipes.items()) for key in kept if key in differing
+    }
+    return kept | {f"{WEIGHTS}{reward}": value for reward, (_, value) in weights.items() if value != 1.0}, disputed

@@ -235,6 +235,23 @@ def test_check_plays_the_solutions_of_all_parts(folder: Path) -> None:
     assert report.passed and report.gold.played >= report.gold.passed > 10
 
 
+def test_a_setting_on_which_the_parts_disagree_is_noted_and_has_the_value_of_the_first(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, mix = '[wiki]\ntaskset = "tinywiki"\n[notes]\ntaskset = "{}/notes.py"\n', str(tmp_path / "mix.toml")
+    (tmp_path / "mix.toml").write_text(text.format(folder), "utf-8")
+    line = "note: the parts disagree on trainer.learning_rate (wiki 0.001, notes 0.0003): 0.001 is used; give --trainer"
+    dry = ["train", "--taskset", mix, "--run", str(tmp_path / "run"), "--dry_run", "--json"]
+    assert main(dry) == 0
+    out, err = capsys.readouterr()
+    assert line in err and json.loads(out)["settings"]["trainer.learning_rate"] == 0.001
+    assert main([*dry, "--trainer.learning_rate", "1e-5"]) == 0
+    out, err = capsys.readouterr()
+    assert "on trainer" not in err and json.loads(out)["settings"]["trainer.learning_rate"] == 1e-05
+    assert "on steps (wiki 36, notes 20): 36 is used" in err
+    assert main(["check", mix, "--n", "1"]) == 0 and line in capsys.readouterr().err
+
+
 def test_check_names_the_parts_without_solutions_and_plays_the_others(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
