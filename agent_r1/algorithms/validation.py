@@ -168,11 +168,11 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
 
 
 def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: Iterable[str]) -> Algorithm:
-    """Return ``algorithm``, with a correction if trainer and engine compute in different data types.
+    """Return ``algorithm``, with a correction unless trainer and engine both compute in float32.
 
     No correction is added if ``algorithm`` has or cannot have one, or if ``given`` names a setting of it.
     """
-    if trainer == engine or algorithm.correction is not None:
+    if trainer == engine == "float32" or algorithm.correction is not None:
         return algorithm
     corrected = algorithm.model_copy(update={"correction": Correction()})
     unwanted = any(key.startswith("algorithm.correction") for key in given)

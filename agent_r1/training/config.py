@@ -430,7 +430,7 @@ LIMITS = frozenset({"max_tokens", "context"})
 def resolve_config(cls: type[Resolved], layers: Sequence[Layer], taskset: TaskSet) -> Resolved:
     """Return the configuration from ``layers`` and the defaults of the task set.
 
-    If trainer and engine have different data types, the algorithm gets an importance weight, unless a layer sets
+    Unless trainer and engine compute in float32, the algorithm gets an importance weight, if no layer sets
     ``algorithm.correction``.
     """
     # An evaluation measures pass@k on request only, and needs no model of the task set beside models behind an API.

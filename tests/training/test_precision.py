@@ -74,7 +74,7 @@ def test_weights_that_an_engine_damaged_are_found_in_any_data_type() -> None:
     ("settings", "level"),
     [
         ({}, None),
-        ({"trainer.dtype": "bfloat16", **MIXED}, None),
+        ({"trainer.dtype": "bfloat16", **MIXED}, "token"),
         (MIXED, "token"),
         ({"trainer.dtype": "bfloat16"}, "token"),
         ({**MIXED, "algorithm": "gspo"}, "token"),
@@ -87,7 +87,7 @@ def test_weights_that_an_engine_damaged_are_found_in_any_data_type() -> None:
         ({**MIXED, "algorithm.correction.level": "turn"}, "turn"),
     ],
 )
-def test_the_loss_is_corrected_by_default_if_the_data_types_differ(settings: Any, level: str | None) -> None:
+def test_the_loss_is_corrected_by_default_with_bfloat16(settings: Any, level: str | None) -> None:
     correction = config_of(**settings).algorithm.correction
     assert (None if correction is None else correction.level) == level
 
