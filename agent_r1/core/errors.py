@@ -85,13 +85,21 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def import_extra(name: str, extra: str) -> Any:
     """Import and return the module ``name`` of an optional dependency. Raise InvalidInput if it is not installed."""
     require_extra(name, extra)
-    return import_module(name)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:  # of a package that this one needs
+        raise _not_installed((error.name or name).partition(".")[0], extra) from error
 
 
 def require_extra(name: str, extra: str) -> None:
     """Raise InvalidInput if the module ``name`` is not installed. The module is not imported."""
     if find_spec(name.split(".")[0]) is None:
-        raise InvalidInput(f"extra {extra}", got="an environment without it", do=f"pip install 'agent-r1[{extra}]'")
+        raise _not_installed("it", extra)
+
+
+def _not_installed(package: str, extra: str) -> InvalidInput:
+    got = f"an environment without {package}"
+    return InvalidInput(f"extra {extra}", got=got, do=f"pip install 'agent-r1[{extra}]'")
 
 
 def read_credential(variable: str) -> str:
