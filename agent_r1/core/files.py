@@ -111,7 +111,8 @@ def _parse_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, Any]]:
 def _parse(path: Path, data: bytes, first_line: int) -> Any:
     line, do = first_line, "fix that line"
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
+        # Without the line break at the end, so that a row that is cut is reported at its own line.
+        value = json.loads(data.rstrip().decode("utf-8-sig"), object_pairs_hook=refuse_duplicates)
         if b"\\u" in data:  # half a character (a lone surrogate) cannot be written or hashed
             json.dumps(value, ensure_ascii=False).encode()
         return value

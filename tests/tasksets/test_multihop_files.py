@@ -135,6 +135,7 @@ def test_a_duplicate_id_is_reported(tmp_path: Path) -> None:
         (b"", "got an empty file"),
         (b"[]", "got an empty file"),
         (b'{"question": "Who?", "answer": "Ann"}\n{"question": "Wh', "line 2: got broken JSON"),
+        (b'{"question": "Who?", "answer": "Ann"}\n{"question"\n{"question": "Who?"}', "line 2: got broken JSON"),
         (b'[\n{"question": "Who?", "answer": "Ann"},\n{"question" "Who?"}\n]', "line 3: got broken JSON"),
         (b"Who?,Ann\n", "line 1: got broken JSON"),
         ('{"question": "Who?", "answer": "Zoë"}'.encode("latin-1"), "line 1: got bytes that are not UTF-8"),
