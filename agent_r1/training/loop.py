@@ -43,6 +43,7 @@ from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, Trained, Upda
 from agent_r1.training.build import Runtime, group_requests, rollout_limits
 from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
+from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import make_rollout
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.metrics import (
@@ -189,7 +190,9 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
     monitor.on_end()
     if validation := await manager.validate_last_step():
         await run.recorder.record(StepMetrics(progress.step, validation))
-    early = _early_stop(manager, progress.step, config.steps)
+    early = _early_stop(manager, progress.step, config)
+    for event in early:
+        run.progress.print_line(f"stopped {event.detail}")
     await run.recorder.record(PendingDropped(progress.step, PENDING_AT_END), *early)
     await manager.finalize()
     # The final model can have the weights of an earlier step: the engine serves them in the evaluation.
@@ -197,12 +200,12 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
     return progress.step
 
 
-def _early_stop(manager: CheckpointManager, step: int, steps: int) -> list[LogEvent]:
-    if step == steps or manager.best is None:
+def _early_stop(manager: CheckpointManager, step: int, config: TrainConfig) -> list[LogEvent]:
+    if step == config.steps or manager.best is None:
         return []
-    # If several are equal, the best one is the last of them.
-    best = f"the best is {manager.best.em:.3f} at step {manager.best.step}"
-    return [LogEvent(STOPPED_EARLY, f"at step {step}, as validations were no longer better; {best}")]
+    count = "1 validation was" if config.stop_after == 1 else f"{config.stop_after} validations were"
+    best = f"the best, of equal ones the last, is {manager.best.em:.3f} at step {manager.best.step}"
+    return [LogEvent(STOPPED_EARLY, f"at step {step}: {count} not better than one before; {best}")]
 
 
 async def _update(run: TrainingRun, batch: Sequence[SelectedGroup]) -> UpdateReport:

@@ -286,8 +286,6 @@ async def _run(run: TrainingRun, writer: RunWriter) -> TrainReport:
             with _frozen_objects():
                 steps = await train_with_restarts(run, writer, shutdown)
             run.progress.finish()
-            if steps < config.steps:
-                run.progress.print_line(f"stopped at step {steps}: {config.stop_after} validations were not better")
             seconds = time.perf_counter() - began
             with shutdown.interruptible():
                 report = await _compare(run, steps, seconds)

@@ -36,6 +36,14 @@ EARLY: Mapping[str, Any] = {
 }
 
 
+class Saying(SilentProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def print_line(self, text: str) -> None:
+        self.said.append(text)
+
+
 class Stopping(SilentProgress):
     def on_step(self, report: StepReport) -> None:
         if report.step == 3:
@@ -51,7 +59,8 @@ def test_a_run_ends_after_validations_that_are_not_better_and_is_complete(
         validated = reader.curve("validation_em")
         assert reader.is_complete() and len(list(read_results(reader, "table"))) == 1
     assert list(validated) == [1, 2, 3] and len(set(validated.values())) == 1
-    assert len(events) == 1 and events[0].startswith("at step 3, as validations were no longer better; the best is ")
+    early = "at step 3: 2 validations were not better than one before; the best, of equal ones the last, is "
+    assert len(events) == 1 and events[0].startswith(early) and events[0].endswith(" at step 3")
     assert checkpoint_step(list_checkpoints(folder)[0]) == 3 and (folder / "model").is_dir()
     assert verify(folder).violations == () and verify(folder).steps == 3
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -76,12 +85,13 @@ def test_a_run_that_is_resumed_ends_at_the_same_step(
 def test_a_better_validation_begins_the_count_again_and_without_validations_the_setting_is_refused(
     micro: TaskSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = iter((0.1, 0.1, 0.2, 0.2, 0.1))
+    progress, measured = Saying(), iter((0.1, 0.1, 0.2, 0.2, 0.1))
     monkeypatch.setattr(manager, "make_cell", lambda _: Cell(next(measured), 0.0, 2, 0.0, 1.0))
-    run.train(config_of(micro, tmp_path / "run", EARLY), micro, SilentProgress())
+    run.train(config_of(micro, tmp_path / "run", EARLY), micro, progress)
     with closing(RunReader(tmp_path / "run")) as reader:
         assert list(reader.curve("validation_em").values()) == [0.1, 0.1, 0.2, 0.2, 0.1]
         (event,) = (event.detail for event in reader.events() if event.kind == STOPPED_EARLY)
-    assert event.endswith("the best is 0.200 at step 4")
+    assert event.endswith("the best, of equal ones the last, is 0.200 at step 4")
+    assert f"stopped {event}" in progress.said
     with pytest.raises(InvalidInput, match=r"stop_after: got 2; give evaluate_every too"):
         run.train(config_of(micro, tmp_path / "none", EARLY | {"evaluate_every": 0}), micro, SilentProgress())
