@@ -11,11 +11,12 @@ from typing import Any
 
 import click
 
-from agent_r1.commands.command import EncodableText, find_run, json_option, show as print_result
+from agent_r1.commands.command import RUNS, EncodableText, find_run, json_option, named_folder, show as print_result
 from agent_r1.core.errors import AgentR1Error, InvalidInput
-from agent_r1.store.folder import run_argument
+from agent_r1.store.folder import is_run, run_argument
 from agent_r1.store.reader import AttemptFilter, AttemptSummary, RunReader
 from agent_r1.store.rows import DECODING_ERRORS
+from agent_r1.viewer.catalog import Catalog
 
 WORDS: Mapping[str, str] = {
     "best": "the newest of the attempts with the highest reward",
@@ -28,20 +29,24 @@ MAX_CANDIDATES = 5
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", required=False)
 @click.argument("attempt", required=False, type=EncodableText())
 @click.option("--tokens", is_flag=True, help="Print each token of an attempt, with its numbers if it was sampled.")
 @click.option("--tasks", is_flag=True, help="Print the attempts at each task: how many, and their rewards.")
 @json_option
-def show(run: str, attempt: str | None, tokens: bool, tasks: bool, as_json: bool) -> None:
+def show(run: str | None, attempt: str | None, tokens: bool, tasks: bool, as_json: bool) -> None:
     """Show a run, or one of its attempts, also while the run trains. RUN is a name in runs/, or a folder.
 
+    If RUN is a folder of runs, by default runs/, they are listed, and the one that was changed last comes first.
     ATTEMPT is an id such as 3.0.0:style-a/7, its beginning, or one of the words best, worst and failed.
     """
     if tokens and attempt is None:
         raise InvalidInput("tokens", got="no attempt", do="name one: 'agent-r1 show RUN ATTEMPT --tokens'")
     if tasks and attempt is not None:
         raise InvalidInput("tasks", got=f"it and the attempt {attempt}", do="leave one out")
+    run = f"{RUNS}/" if run is None else run
+    if attempt is None and not tasks and not is_run(folder := named_folder(run)) and (runs := Catalog([folder]).runs()):
+        return _list_runs(runs, as_json)
     folder = find_run(run)
     with closing(RunReader(folder)) as reader:
         try:
@@ -57,6 +62,16 @@ def show(run: str, attempt: str | None, tokens: bool, tasks: bool, as_json: bool
         except DECODING_ERRORS as error:
             line = f"a record of {folder} is damaged: {type(error).__name__}: {error}"
             raise AgentR1Error(f"{line}; 'agent-r1 verify {run_argument(folder)}' lists all damage") from error
+
+
+def _list_runs(runs: Mapping[str, Path], as_json: bool) -> None:
+    from agent_r1.commands.show_run import run_table
+    from agent_r1.viewer.report import summarize
+
+    found = sorted((summarize(*one) for one in runs.items()), key=lambda one: one.updated, reverse=True)
+    fields = ("state", "step", "steps", "taskset", "reward", "updated", "error")
+    data = [{"run": str(one.folder), **{name: asdict(one)[name] for name in fields}} for one in found]
+    print_result(as_json, {"runs": _json_value(data)}, run_table(found))
 
 
 def _show_run(folder: Path, reader: RunReader, as_json: bool) -> None:

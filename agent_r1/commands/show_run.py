@@ -18,7 +18,7 @@ from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent, TaskSummary
 from agent_r1.tasksets import is_available
 from agent_r1.viewer.charts import PANELS, Curve, Curves
-from agent_r1.viewer.report import CriticCalibration, RunReport, Validation
+from agent_r1.viewer.report import CriticCalibration, RunReport, RunSummary, Validation
 from agent_r1.viewer.text import duration, number, one_line, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -271,6 +271,18 @@ def task_table(tasks: Sequence[TaskSummary]) -> Table:
         rewards = (one.reward, one.above_zero, one.last)
         shown = ["-" if value is None else number(value, 3) for value in rewards]
         grid.add_row(safe(one.task), safe(one.split), f"{one.attempts:,}", f"{one.failed:,}", *shown)
+    return grid
+
+
+def run_table(runs: Sequence[RunSummary]) -> Table:
+    """Return one row per run, for a terminal. A run that cannot be read has its error instead."""
+    grid = Table(box=None, pad_edge=False)
+    for name in ("run", "task set", "step", "reward", "changed"):
+        grid.add_column(name, justify="left" if name in ("run", "task set") else "right")
+    for one in runs:
+        ago = f"{duration(max(0.0, time.time() - one.updated))} ago"
+        cells = [one.taskset, f"{one.step}/{one.steps}", number(one.reward, 3), ago]
+        grid.add_row(*map(safe, [one.name, *([one.error] if one.error else cells)]))
     return grid
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,26 @@ def in_a_folder_with_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_run_is_a_name_in_runs_or_a_folder(run: str, folder: str) -> None:
     assert find_run(run) == Path(folder)
+
+
+@pytest.mark.parametrize("arguments", [[], ["runs"]])
+def test_show_without_a_run_lists_the_runs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    os.utime("runs/both/run.db", (2e9, 2e9))
+    assert main(["show", *arguments]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "task", "set", "step", "reward", "changed"]
+    assert [row.split()[0] for row in rows] == ["both", "demo"]
+    assert main(["show", *arguments, "--json"]) == 0
+    first, _ = json.loads(capsys.readouterr().out)["runs"]
+    assert first["run"] == "runs/both" and (first["step"], first["reward"]) == (0, None)
+
+
+def test_show_without_a_run_and_without_runs_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["show"]) == 2
+    assert "run: got runs/, but there is no folder runs; give the name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
