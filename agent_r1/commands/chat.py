@@ -143,7 +143,11 @@ SHORTEST_KEY = 8
 @click.command(cls=SettingsCommand, config=RunConfig, keys=_SERVE_KEYS, common=COMMON)
 @click.argument("model", metavar="MODEL|RUN")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="Port; 0: any.")
-@click.option("--api_key", envvar="AGENT_R1_API_KEY", help="API key of the endpoint; by default a new one is printed.")
+@click.option(
+    "--api_key",
+    envvar="AGENT_R1_API_KEY",
+    help=f"API key of the endpoint: at least {SHORTEST_KEY} printable ASCII characters. By default a new one is made.",
+)
 @config_option
 @json_option
 def serve(model: str, settings: Layer, port: int, api_key: str | None, config_file: Path | None, as_json: bool) -> None:
