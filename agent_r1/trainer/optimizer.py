@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import get_scheduler
 
 from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.trainer.config import ScheduleConfig, TrainerConfig
@@ -73,31 +72,28 @@ class Optimizer:
         }
 
 
+_DECAYS: Mapping[str, Callable[[float], float]] = {  # from 1 to 0
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+
+
 def learning_rate_schedule(config: ScheduleConfig, steps: int) -> Callable[[int], float]:
     """Return the function of k by whose result the learning rates are multiplied in update k = 1 .. ``steps``.
 
     The schedules are those of transformers, but the warm-up is one step ahead: its first factor is 1/n, and not 0.
     """
     warmup, decay = config.lengths(steps)
-    steps = config.total(steps)
-    # transformers needs an optimizer for a schedule. This optimizer only holds the learning rate 1 and takes no step.
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    if config.name == "constant":
-        schedule = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=warmup)
-    else:
-        shape = {
-            "decay_type": config.name,
-            "min_lr_ratio": config.min_ratio,
-            "num_decay_steps": decay,
-            "num_stable_steps": max(0, steps - warmup - decay),
-        }
-        schedule = get_scheduler(
-            "warmup_stable_decay", optimizer, num_warmup_steps=warmup, scheduler_specific_kwargs=shape
-        )
+    last, lowest = config.total(steps), config.min_ratio
 
     def factor(step: int) -> float:
-        step = min(step, steps)
-        return float(schedule.lr_lambdas[0](step if step <= warmup else step - 1))
+        step = min(step, last)
+        if step < warmup:
+            return step / warmup * (1.0 - lowest) + lowest
+        if config.name == "constant" or step <= last - decay:
+            return 1.0
+        return _DECAYS[config.name]((step - 1 - last + decay) / decay) * (1.0 - lowest) + lowest
 
     return factor
 
