@@ -53,8 +53,8 @@ from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.single_process import SingleProcessTrainer
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import TrainConfig
+from agent_r1.training.environments import rollout_limits
 from agent_r1.training.evaluate import Method, attempts
 from agent_r1.training.policy import Policy, load_policy
 from agent_r1.training.progress import SilentProgress

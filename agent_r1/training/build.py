@@ -25,7 +25,7 @@ from agent_r1.reward_models.judge import Judge, load_judge
 from agent_r1.reward_models.network import RewardModelScorer, is_reward_model, load_reward_model
 from agent_r1.rewards.scoring import TERMS, FunctionScorer, RewardFunction
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import GroupRequest, RolloutLimits
+from agent_r1.rollout.collector import GroupRequest
 from agent_r1.trainer.fsdp import FsdpTrainer, RankTrainer
 from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
@@ -202,11 +202,6 @@ def _events(config: TrainConfig, policy: Policy, plan: MemoryPlan, devices: str)
         yield LogEvent(MEMORY, "activations are computed twice (trainer.activation_checkpointing), to fit into memory")
     if not plan.copies:
         yield LogEvent(MEMORY, "training waits while a checkpoint is written, because a copy of it would not fit")
-
-
-def rollout_limits(config: RunConfig) -> RolloutLimits:
-    """Return the limits of attempts from the settings."""
-    return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
 def group_requests(

@@ -28,7 +28,7 @@ from agent_r1.store.manifest import (
 from agent_r1.store.reader import RunReader, result_event
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.trainer.updater import PolicyUpdater
-from agent_r1.training.build import Runtime, rollout_limits
+from agent_r1.training.build import Runtime
 from agent_r1.training.checkpoint_files import (
     CORRUPT,
     BestStep,
@@ -45,6 +45,7 @@ from agent_r1.training.checkpoint_files import (
     state_folder,
     weights_on_cpu,
 )
+from agent_r1.training.environments import rollout_limits
 from agent_r1.training.evaluate import Method, evaluate_split
 from agent_r1.training.metrics import VALIDATION_SUBSET
 from agent_r1.training.monitor import MonitorState

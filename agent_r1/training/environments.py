@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_r1.core.environment import Env, named_envs
 from agent_r1.core.errors import InvalidInput
@@ -19,6 +20,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.gateway.agent_program import AgentHost, AgentProgram, AgentProgramEnv
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.rollout.api_agent import ApiAgent
+from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.manifest import hash_file
@@ -26,9 +28,11 @@ from agent_r1.training.config import RunConfig, TasksetConfig
 from agent_r1.training.preflight import data_hashes
 from agent_r1.training.user_task import check_agent, import_file
 from agent_r1.workers.client import RemoteEnv, WorkerPool, check_workers
-from agent_r1.workers.openenv import OpenEnvServer
 from agent_r1.workers.protocol import WorkerDescription
 from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
+
+if TYPE_CHECKING:
+    from agent_r1.workers.openenv import OpenEnvServer
 
 AGENT_MODULE = "agent_program"
 
@@ -68,6 +72,11 @@ def make_rollout(agent: Agent | ApiAgent, env: Env) -> Rollout:
         assert isinstance(agent, Agent), "api_methods refuses models behind an API"
         return AgentProgram(env.function, agent, env.host)
     return AgentLoop(agent, env)
+
+
+def rollout_limits(config: RunConfig) -> RolloutLimits:
+    """Return the limits of attempts from the settings."""
+    return RolloutLimits(config.concurrency, config.episode_seconds, config.score_seconds, config.retries)
 
 
 ENV, VARIANT, BASELINE = "env", "variant ", "baseline "
@@ -144,6 +153,8 @@ def serve_openenv(
     taskset: TaskSet, token: str, on_started: Callable[[str], None], *, host: str, port: int, limits: WorkerLimits
 ) -> None:
     """Serve the environment of a task set by the protocol of OpenEnv, until SIGINT or SIGTERM arrives."""
+    from agent_r1.workers.openenv import OpenEnvServer  # imported here, because it imports transformers
+
     _require_tools(taskset)
     server = OpenEnvServer(taskset, limits, token=token, host=host, port=port)
     asyncio.run(_serve(server, lambda: on_started(server.url)))

@@ -12,8 +12,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-
-import torch
+from typing import TYPE_CHECKING
 
 from agent_r1.chat_api import ChatApi
 from agent_r1.core.environment import Env, env_of
@@ -24,7 +23,6 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import Group, Scorer, Trajectory
 from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.config import DecodeConfig
-from agent_r1.inference.guidance import ValueGuidedEngine
 from agent_r1.rewards.scoring import final_answer, final_text
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.api_agent import ApiAgent, UsageMeter
@@ -34,9 +32,8 @@ from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.reader import RunReader
 from agent_r1.store.saved_weights import find_folder, named_run
-from agent_r1.training.build import Placement, resolve_placement, rollout_limits
 from agent_r1.training.config import EvalConfig
-from agent_r1.training.environments import close_environments, make_rollout, with_environments
+from agent_r1.training.environments import close_environments, make_rollout, rollout_limits, with_environments
 from agent_r1.training.metrics import (
     EXACT_MATCH,
     EvalResult,
@@ -46,10 +43,13 @@ from agent_r1.training.metrics import (
     score_trajectory,
     sum_rewards,
 )
-from agent_r1.training.policy import Policy, load_policy, open_critic
 from agent_r1.training.preflight import check_taskset
 from agent_r1.training.progress import Progress, format_duration
 from agent_r1.training.tables import Cell, PassAtK, SampledCell, Table, TaskResult, make_cell, normal_interval
+
+if TYPE_CHECKING:
+    from agent_r1.training.build import Placement
+    from agent_r1.training.policy import Policy
 
 BASE = "base-tool-call"
 TRAINED = "trained"
@@ -202,6 +202,8 @@ def guided_method(agent: Agent, env: Env, values: ValueFunction, decode: DecodeC
     if decode.method == "beam":
         search = BeamSearch(values, decode.beams, decode.candidates, decode.temperature)
         return Method(VALUE_GUIDED, agent, env, search)
+    from agent_r1.inference.guidance import ValueGuidedEngine
+
     return Method(VALUE_GUIDED, replace(agent, engine=ValueGuidedEngine(agent.engine, values, decode)), env)
 
 
@@ -287,8 +289,6 @@ def _report_failures(method: str, split: str, answers: Sequence[EvalResult], pro
 
 def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement: Placement | None = None) -> Table:
     """Evaluate the model ``config.model`` (of RUN and RUN@STEP: also the base model of the run) and the baselines."""
-    placement = resolve_placement(placement, config)
-    torch.set_num_threads(config.threads)
     taskset = with_environments(replace(taskset, evaluation=config.splits or taskset.evaluation), config)
     named, names = named_run(config.model), [config.model] if config.model else []
     if named is not None:
@@ -297,9 +297,19 @@ def evaluate(config: EvalConfig, taskset: TaskSet, progress: Progress, placement
         if names[0] in config.own_code:  # the trained model has the code of its base
             config = config.model_copy(update={"own_code": (*config.own_code, *names)})
     behind_api = api_methods(config, taskset)
-    policies = [load_policy(config.model_copy(update={"model": name}), taskset, config.engine.dtype) for name in names]
+    policies: list[Policy] = []
+    if names:  # imported here, because models behind an API need no torch
+        import torch
+
+        from agent_r1.training.build import resolve_placement
+        from agent_r1.training.policy import load_policy
+
+        torch.set_num_threads(config.threads)
+        placement = resolve_placement(placement, config)
+        configs = (config.model_copy(update={"model": name}) for name in names)
+        policies = [load_policy(one, taskset, config.engine.dtype) for one in configs]
     check_taskset(policies[-1] if policies else None, taskset, taskset.evaluation)
-    engines = [placement.engine(policy, config) for policy in policies]
+    engines = [placement.engine(policy, config) for policy in policies] if placement else []
     return asyncio.run(_evaluate(config, taskset, policies, engines, behind_api, progress))
 
 
@@ -316,6 +326,8 @@ async def _evaluate(
     if not agents:
         progress.print_line(f"no --model, so these rows are left out: {', '.join((*taskset.baselines, BASE))}")
     elif config.decode.method != "plain":
+        from agent_r1.training.policy import open_critic
+
         values = open_critic(config.decode, policies[-1].model)
         methods.append(guided_method(agents[-1], taskset.env, values, config.decode))
     limits = rollout_limits(config)

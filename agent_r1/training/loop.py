@@ -40,11 +40,11 @@ from agent_r1.rollout.collector import Collector, StalenessController
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, Trained, UpdateReport
-from agent_r1.training.build import Runtime, group_requests, rollout_limits
+from agent_r1.training.build import Runtime, group_requests
 from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.environments import make_rollout
+from agent_r1.training.environments import make_rollout, rollout_limits
 from agent_r1.training.evaluate import extra_measures, with_temperature
 from agent_r1.training.metrics import (
     ENV_CONSTANT,

@@ -7,9 +7,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agent_r1.algorithms.registry import own_classes, own_modules
-from agent_r1.algorithms.validation import check_context_rewriting
 from agent_r1.core.environment import Env, RolloutContext, env_of
 from agent_r1.core.errors import InvalidInput, UnsupportedChat, suggest
 from agent_r1.core.events import LogEvent
@@ -17,13 +16,14 @@ from agent_r1.core.messages import Message
 from agent_r1.core.task import Task, hash_tasks
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId
-from agent_r1.renderers.formats.detect import require_tools
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.user_code import isolate
 from agent_r1.store.manifest import hash_file
 from agent_r1.store.reader import RunReader
 from agent_r1.training.config import TasksetConfig, TrainConfig
-from agent_r1.training.policy import Policy
+
+if TYPE_CHECKING:
+    from agent_r1.training.policy import Policy
 
 OPEN_SECONDS = 60.0
 
@@ -39,6 +39,9 @@ MAX_CHARACTERS_PER_TOKEN = 256
 
 def check_algorithm_settings(config: TrainConfig) -> None:
     """Raise InvalidInput if the algorithm cannot be used with the other settings."""
+    from agent_r1.algorithms.registry import own_classes, own_modules  # imported here, because they import torch
+    from agent_r1.algorithms.validation import check_context_rewriting
+
     algorithm = config.algorithm
     if config.trainer.ranks > 1 and "__main__" in own_modules(algorithm):
         names = ", ".join(cls.__name__ for cls in own_classes(algorithm) if cls.__module__ == "__main__")
@@ -118,6 +121,8 @@ def _refuse_images(tasks: Sequence[Task]) -> None:
 
 
 def _check_prompts(policy: Policy, env: Env, tasks: Sequence[Task]) -> None:
+    from agent_r1.renderers.formats.detect import require_tools
+
     for task in sorted(tasks, key=_estimated_length)[-CHECKED_PROMPTS:]:
         characters = sum(len(message.text) for message in task.messages)
         if characters > policy.context_length * MAX_CHARACTERS_PER_TOKEN:  # tokenizing the prompt could take minutes

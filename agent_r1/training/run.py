@@ -21,34 +21,18 @@ from agent_r1.core.redaction import flat_settings
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.torch_engine import TorchEngine
-from agent_r1.store.folder import (
-    create_run,
-    default_run_name,
-    reopen_run,
-    require_new_run,
-    run_argument,
-    run_folder,
-)
+from agent_r1.store.folder import create_run, default_run_name, reopen_run, require_new_run, run_argument, run_folder
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.saved_weights import find_parent
 from agent_r1.store.writer import RunWriteError, RunWriter
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
 from agent_r1.trainer.optimizer import learning_rate_schedule
 from agent_r1.trainer.ranks import RankDied
-from agent_r1.training.build import (
-    DEVICES,
-    MEMORY,
-    Placement,
-    Runtime,
-    build_runtime,
-    load_and_check,
-    rebuild_trainer,
-    rollout_limits,
-)
+from agent_r1.training.build import DEVICES, MEMORY, Placement, Runtime, build_runtime, load_and_check, rebuild_trainer
 from agent_r1.training.checkpoint_files import CORRUPT, keep_for_branch
 from agent_r1.training.checkpoint_manager import INEXACT, RESUMED, ResumeState, initial_state, restore_run
 from agent_r1.training.config import TrainConfig
-from agent_r1.training.environments import close_environments, with_environments
+from agent_r1.training.environments import close_environments, rollout_limits, with_environments
 from agent_r1.training.evaluate import BASE, Method, list_methods, make_table, measure_pass_at_k
 from agent_r1.training.loop import TrainingRun, make_collector, train_loop
 from agent_r1.training.memory_estimate import MemoryPlan

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -311,6 +313,14 @@ def test_the_command_evaluates_models_behind_an_api_without_a_model_of_its_own(
     code, data, err = run("eval", "own.py", *of_api, "--pass_k", 2, "--quiet")
     assert code == 0 and "a: 2,400 prompt tokens and 240 completion tokens in 24 answers, cost 0.0029" in data["out"]
     assert "likeliest -" in data["out"] and {body["temperature"] for body in server.bodies} == {0.0, 1.0}
+
+
+def test_without_a_model_torch_and_transformers_are_not_imported(run: Run, serve: Serve) -> None:
+    given = ["eval", "own.py", "--api_url", serve(solve).url, "--api_model", "a", "--json"]
+    program = "import sys\nfrom agent_r1.cli import main\nsys.modules.update(torch=None, transformers=None)\n"
+    command = [sys.executable, "-c", f"{program}sys.exit(main({given!r}))"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["table"]["a"]["train"]["em"] == 1.0, done.stderr
 
 
 def test_without_a_model_the_limits_are_not_those_of_tiny_base(run: Run, serve: Serve) -> None:

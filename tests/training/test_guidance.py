@@ -38,8 +38,8 @@ from agent_r1.store.manifest import list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.training import run
-from agent_r1.training.build import rollout_limits
 from agent_r1.training.config import CriticConfig, EvalConfig
+from agent_r1.training.environments import rollout_limits
 from agent_r1.training.evaluate import TRAINED, VALUE_GUIDED, Method, attempts, evaluate, guided_method
 from agent_r1.training.policy import load_critic, load_policy, open_critic
 from agent_r1.training.progress import SilentProgress
