@@ -60,11 +60,7 @@ def _print_completion(ctx: click.Context, option: click.Parameter, shell: str | 
     ctx.exit()
 
 
-@click.group(
-    PROGRAM,
-    cls=Commands,
-    no_args_is_help=False,
-)
+@click.group(PROGRAM, cls=Commands, no_args_is_help=False)
 @click.version_option(version("agent-r1"), prog_name=PROGRAM)
 @click.option(
     "--completion",
@@ -79,24 +75,8 @@ def cli() -> None:
 
 
 for _command in (
-    init,
-    train,
-    train_reward,
-    evaluate,
-    train_critic,
-    smoke,
-    check,
-    play,
-    chat,
-    show,
-    verify,
-    view,
-    export,
-    tasksets,
-    algorithms,
-    retriever,
-    serve,
-    serve_env,
+    *(init, train, train_reward, evaluate, train_critic, smoke, check, play, chat),
+    *(show, verify, view, export, tasksets, algorithms, retriever, serve, serve_env),
 ):
     cli.add_command(_command)
 
