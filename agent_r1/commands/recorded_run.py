@@ -12,11 +12,9 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from pydantic_core import PydanticUndefined
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -36,12 +34,13 @@ from agent_r1.commands.command import (
 from agent_r1.config import Layer, iter_fields, resolve
 from agent_r1.core.errors import AgentR1Error, InvalidInput
 from agent_r1.export.config import ExportConfig
-from agent_r1.export.run import ExportReport, export_run
-from agent_r1.model.folders import NAMED_MODELS
 from agent_r1.store.folder import is_run
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import VerificationReport, run_digest, verify as verify_run
 from agent_r1.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from agent_r1.export.run import ExportReport
 
 
 @click.command()
@@ -88,6 +87,8 @@ def export(run: str, out: Path, settings: Layer, force: bool, public: bool, as_j
     config = resolve(ExportConfig, [settings])
     if public and not config.push:
         raise InvalidInput("--public", got="no repository", do="give --push OWNER/NAME, or leave it out")
+    from agent_r1.export.run import export_run  # imported here, because the import takes long
+
     report = export_run(find_run(run), out, config, force=force, public=public)
     show(as_json, {**asdict(report), "out": str(out)}, _render_export(report))
 
@@ -173,6 +174,11 @@ def default_settings() -> Mapping[str, Any]:
 
 def find_model(name: str) -> Path | None:
     """Return the folder of a model if it is on this machine. Nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    from agent_r1.model.folders import NAMED_MODELS
+
     source = NAMED_MODELS.get(name)
     if isinstance(source, Path):
         return source
