@@ -21,15 +21,7 @@ from agent_r1.core.profile import measure
 from agent_r1.core.threads import WorkerThread
 from agent_r1.store.manifest import DIGEST_FILE, check_closed, read_digest_file, write_digest_file
 from agent_r1.store.rows import attempt_key, event_rows
-from agent_r1.store.schema import (
-    check_schema,
-    close_writer,
-    insert,
-    open_writer,
-    read_run_name,
-    savepoint,
-    transaction,
-)
+from agent_r1.store.schema import check_schema, close_writer, insert, open_writer, read_run_name, savepoint, transaction
 
 LOCKS = Path("/proc/locks")
 """On Linux, a file with one line per lock: "1: FLOCK ADVISORY WRITE 6194 fe:00:2146482 0 EOF"."""

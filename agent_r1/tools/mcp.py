@@ -27,14 +27,7 @@ from agent_r1.core.messages import ContentPart, Image, Text, ToolResult, ToolSpe
 from agent_r1.core.redaction import REDACTED, redact, redact_command, redact_url
 from agent_r1.core.task import Task
 from agent_r1.tools.execution import DEFAULT_TIMEOUT, run_with_timeout
-from agent_r1.tools.function_tool import (
-    MAX_SHOWN_ERRORS,
-    InvalidArguments,
-    Opener,
-    Resources,
-    Tool,
-    to_tool_result,
-)
+from agent_r1.tools.function_tool import MAX_SHOWN_ERRORS, InvalidArguments, Opener, Resources, Tool, to_tool_result
 from agent_r1.tools.tool_errors import ToolErrorKind, error_result
 
 __all__ = ["HttpServer", "StdioServer", "mcp_tools"]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent_r1.core.environment import Env, named_envs
 from agent_r1.core.errors import InvalidInput
@@ -28,11 +27,9 @@ from agent_r1.training.config import RunConfig, TasksetConfig
 from agent_r1.training.preflight import data_hashes
 from agent_r1.training.user_task import check_agent, import_file
 from agent_r1.workers.client import RemoteEnv, WorkerPool, check_workers
+from agent_r1.workers.openenv import OpenEnvServer
 from agent_r1.workers.protocol import WorkerDescription
 from agent_r1.workers.server import EnvironmentWorker, WorkerLimits
-
-if TYPE_CHECKING:
-    from agent_r1.workers.openenv import OpenEnvServer
 
 AGENT_MODULE = "agent_program"
 
@@ -153,8 +150,6 @@ def serve_openenv(
     taskset: TaskSet, token: str, on_started: Callable[[str], None], *, host: str, port: int, limits: WorkerLimits
 ) -> None:
     """Serve the environment of a task set by the protocol of OpenEnv, until SIGINT or SIGTERM arrives."""
-    from agent_r1.workers.openenv import OpenEnvServer  # imported here, because it imports transformers
-
     _require_tools(taskset)
     server = OpenEnvServer(taskset, limits, token=token, host=host, port=port)
     asyncio.run(_serve(server, lambda: on_started(server.url)))

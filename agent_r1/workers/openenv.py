@@ -28,7 +28,6 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import STATUS_POLICY, Trajectory, total_reward, weighted_rewards
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
-from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.web import BackgroundServer
 from agent_r1.workers.server import LOOPBACK_NAMES, WorkerLimits, check_token, is_loopback
 
@@ -117,6 +116,8 @@ class ServedEnvironment:
                 self._attempt.get_loop().call_soon_threadsafe(self._attempt.cancel)
 
     async def _play(self, task: Task, seed: int) -> Trajectory:
+        from agent_r1.rollout.scripted import ScriptedAgent  # imported here, because it imports transformers
+
         conversations, actions = self._conversations, self._actions
 
         async def respond(conversation: tuple[Message, ...], turn: int) -> Message:

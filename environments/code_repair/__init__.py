@@ -54,11 +54,7 @@ CHOOSING = (
     "When the test passes, reply with <answer>number</answer>."
 )
 
-RECIPE: Mapping[str, Any] = {
-    "tool_format": "tags",
-    "reward_weights.gained": 0.0,
-    "reward_weights.first_fixed": 0.0,
-}
+RECIPE: Mapping[str, Any] = {"tool_format": "tags", "reward_weights.gained": 0.0, "reward_weights.first_fixed": 0.0}
 """The default settings for training on this task set. Only the reward ``fixed`` has a weight other than 0."""
 
 MAX_OUTPUT = 300

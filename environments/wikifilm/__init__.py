@@ -34,13 +34,9 @@ READING = "Read the pages and reply with <answer>answer</answer>."
 
 _LETTER = Passage("A Letter to Ebba", "A Letter to Ebba is a 1938 Danish film directed by Asger Tolne.")
 _WARDENS = Passage(
-    "The Quay Wardens",
-    "The Quay Wardens is a 1974 comedy film directed by Ottilie Brakholm and starring Nils Aaberg.",
+    "The Quay Wardens", "The Quay Wardens is a 1974 comedy film directed by Ottilie Brakholm and starring Nils Aaberg."
 )
-_OTTILIE = Passage(
-    "Ottilie Brakholm",
-    "Ottilie Brakholm (born 9 March 1921 in Turku) is a Finnish film director.",
-)
+_OTTILIE = Passage("Ottilie Brakholm", "Ottilie Brakholm (born 9 March 1921 in Turku) is a Finnish film director.")
 _SALT = Passage("Salt on the Quay", "Salt on the Quay is a 1961 Swedish drama film directed by Edda Lindqvane.")
 _EDDA = Passage(
     "Edda Lindqvane",
