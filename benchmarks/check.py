@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agent_r1.algorithms.registry import build_algorithm
-from agent_r1.core.inference import PolicyVersionSpan
+from agent_r1.core.inference import Dtype, PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
@@ -170,12 +171,12 @@ def update_ratio(repeats: int) -> float:
     return ratio_of(lambda: cpu_seconds(lambda: padded_update(model, groups)), ours, repeats)
 
 
-def decode_ratio(repeats: int) -> float:
+def decode_ratio(dtype: Dtype, repeats: int) -> float:
     """Return the ratio of decode steps of 16 rows: PyTorch's, and the engine's."""
     runners = runners_of("0.5M", context=128)
     return ratio_of(
-        lambda: step_seconds(runners["PyTorch, float32"], 16, steps=25),
-        lambda: step_seconds(runners["native, float32"], 16, steps=25),
+        lambda: step_seconds(runners[f"PyTorch, {dtype}"], 16, steps=25),
+        lambda: step_seconds(runners[f"native, {dtype}"], 16, steps=25),
         repeats,
     )
 
@@ -200,7 +201,8 @@ def scores_ratio(repeats: int) -> float:
 
 RATIO_OF: Mapping[str, Callable[[int], float]] = {
     "update / one padded batch": update_ratio,
-    "decode step / PyTorch": decode_ratio,
+    "decode step / PyTorch": partial(decode_ratio, "float32"),
+    "decode step in bfloat16 / PyTorch": partial(decode_ratio, "bfloat16"),
     "scores of actions / plain operations": scores_ratio,
 }
 

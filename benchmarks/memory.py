@@ -60,7 +60,6 @@ CASES = {
         Case("61M", LARGE, {}),
         Case("61M, checkpointing", LARGE, CHECKPOINTING),
         Case("61M, LoRA", LARGE, LORA),
-        Case("494M, bfloat16", "494M", {**BFLOAT16, **FEW, "checkpoint_every": 0}, 512),
         Case("494M, bfloat16, checkpointing", "494M", {**BFLOAT16, **FEW, **CHECKPOINTING, "checkpoint_every": 0}, 512),
         Case("494M, bfloat16, LoRA, checkpointing", "494M", {**BFLOAT16, **FEW, **LORA, **CHECKPOINTING}, 512),
     )
