@@ -201,8 +201,8 @@ def scores_ratio(repeats: int) -> float:
 
 RATIO_OF: Mapping[str, Callable[[int], float]] = {
     "update / one padded batch": update_ratio,
-    "decode step / PyTorch": partial(decode_ratio, "float32"),
-    "decode step in bfloat16 / PyTorch": partial(decode_ratio, "bfloat16"),
+    "decode step / PyTorch's whole block": partial(decode_ratio, "float32"),
+    "decode step in bfloat16 / PyTorch's whole block": partial(decode_ratio, "bfloat16"),
     "scores of actions / plain operations": scores_ratio,
 }
 

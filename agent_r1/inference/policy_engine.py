@@ -33,6 +33,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.canary import compute_canary
 from agent_r1.inference.pool import EnginePool
 from agent_r1.inference.server_process import Server
+from agent_r1.inference.vllm_worker.agent_r1_weights import CHECKSUM, folder_checksum
 from agent_r1.model.adapter import has_adapter, merged_copy, save_weights, trained_weights, without_adapter
 from agent_r1.model.load import quiet_transformers
 from agent_r1.model.weights import DTYPES
@@ -103,6 +104,7 @@ class WeightFolders:
             model.save_pretrained(folder, state_dict=dict(weights))  # it empties the dictionary that it gets
         if not self._tied:
             _untie(model, weights, folder)
+        (folder / CHECKSUM).write_text(folder_checksum(folder), "ascii")
 
     def _keep(self, folder: Path) -> Path:
         self._folders.append(folder)

@@ -36,6 +36,8 @@ from agent_r1.core.redaction import redact_url
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
 from agent_r1.inference.pool import Piece, generate_in_pieces
 from agent_r1.inference.server_process import CONNECT_SECONDS, ReplicaError, ServerClient
+from agent_r1.inference.vllm_worker import agent_r1_weights
+from agent_r1.inference.vllm_worker.agent_r1_weights import CHECKSUM
 from agent_r1.model.weights import product_precision
 
 
@@ -113,7 +115,11 @@ def adapter_options(rank: int, arguments: str) -> tuple[str, ...]:
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
-GENERATE = "/inference/v1/generate"
+GENERATE, COLLECTIVE_RPC = "/inference/v1/generate", "/collective_rpc"
+
+WORKER_FOLDER = Path(agent_r1_weights.__file__).parent
+CHECKSUM_OPTIONS = ("--worker-extension-cls", f"{agent_r1_weights.__name__.rpartition('.')[2]}.CheckedWeights")
+"""With these options, and ``WORKER_FOLDER`` on PYTHONPATH, a server reports a checksum of the weights that it loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,10 @@ class _CacheReset(Answer):
     success: bool
 
 
+class _Results(Answer):
+    results: list[str]  # of each worker of the server
+
+
 class VllmEngine:
     """An ``InferenceEngine`` over the vLLM server at ``url``, which serves ``model`` in ``dtype``.
 
@@ -174,8 +184,10 @@ class VllmEngine:
         update_seconds: float = 600.0,
         *,
         adapters: bool = False,
+        reports_checksums: bool = False,
     ) -> None:
         self.name = redact_url(url)
+        self._reports_checksums = reports_checksums
         self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
         self._transports = frozenset[Transport]({"safetensors", "lora"} if adapters else {"safetensors"})
         self._canary = CanaryCheck(dtype)
@@ -243,9 +255,18 @@ class VllmEngine:
 
     async def _load_weights(self, folder: Path) -> None:
         self._weights = None
-        load = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._client.post("/collective_rpc", load, seconds=self._update_seconds)
+        if self._reports_checksums:
+            answer = await self._call("load_checked_weights", folder=str(folder))
+            expected = (folder / CHECKSUM).read_text("ascii")
+            if set(read_answer(_Results, answer, "vLLM").results) != {expected}:
+                raise ReplicaError(f"it loaded other weights than those in {folder}")
+        else:
+            await self._call("reload_weights", weights_path=str(folder))
         self._weights = folder
+
+    async def _call(self, method: str, **options: str) -> httpx.Response:
+        body = {"method": method, "kwargs": options}
+        return await self._client.post(COLLECTIVE_RPC, body, seconds=self._update_seconds)
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
         self._num_adapters += 1

@@ -144,11 +144,17 @@ def cast_parameters(module: M, dtype: Dtype, keep: Collection[str] = ()) -> M:
             parameter.data = parameter.data.to(DTYPES[dtype])
     if dtype != "float32" and isinstance(module, PreTrainedModel):
         compute_float32_logits(module)
-        if not has_bfloat16_products():
-            for layer in module.modules():
-                if type(layer) is nn.Linear:
-                    layer.__class__ = WideLinear
+    if dtype != "float32":
+        use_wide_products(module, keep)
     return module
+
+
+def use_wide_products(module: nn.Module, keep: Collection[str] = ()) -> None:
+    """Let layers with weights in bfloat16 multiply in float32, if this CPU has no products in bfloat16."""
+    if not has_bfloat16_products():
+        for name, layer in module.named_modules():
+            if type(layer) is nn.Linear and name.partition(".")[0] not in keep:
+                layer.__class__ = WideLinear
 
 
 def compute_float32_logits(model: PreTrainedModel) -> None:

@@ -45,6 +45,7 @@ from agent_r1.model.weights import (
     compute_float32_logits,
     product_precision,
     set_product_precision,
+    use_wide_products,
     weights_checksum,
     write_rows,
 )
@@ -95,6 +96,7 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneFo
     root = OneForward(model)
     if dtype != "float32":
         compute_float32_logits(model)
+        use_wide_products(model)
     _shard_layers(model, mesh, dtype)
     _shard(root, mesh, dtype)
     return root
@@ -102,6 +104,8 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh, dtype: Dtype) -> OneFo
 
 def shard_critic(critic: ValueModel, mesh: DeviceMesh, dtype: Dtype) -> None:
     """Divide the weights of ``critic`` among the ranks, in place."""
+    if dtype != "float32":
+        use_wide_products(critic, keep=("head",))
     _shard_layers(critic, mesh, dtype)
     _shard(critic.head, mesh, "float32")
     _shard(critic, mesh, dtype)

@@ -24,6 +24,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.inference import Dtype
 from agent_r1.data.sequences import MAX_TREE
 from agent_r1.inference.kv_cache import kv_cache_bytes
+from agent_r1.inference.native_decode import find_compiler, wants_native
 from agent_r1.model.adapter import add_adapter, count_adapter
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.forward import backbone_of, hidden_states, may_use_tree_attention, token_scores
@@ -247,7 +248,7 @@ def _uses_for_tokens(
     if config.engine.backend == "embedded":
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
         rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
-        is_native = model.device.type == "cpu" and config.engine.decode_step != "torch"
+        is_native = wants_native(config.engine.decode_step, model) and find_compiler() is not None
         cached = "float32" if is_native else config.engine.dtype
         cache = rows * context * _without_data(model, lambda: kv_bytes_per_token(model, cached))
         yield MemoryUse("KV cache", min(cache, kv_cache_bytes(config.engine, model.device)))
@@ -332,6 +333,7 @@ def _remedy(model: PreTrainedModel, config: TrainConfig, context: int, available
     one_sequence = context * _without_data(model, lambda: kv_bytes_per_token(model, "bfloat16")) / GIB
     steps: list[dict[str, Any]] = [
         {"trainer.dtype": "bfloat16", "engine.dtype": "bfloat16"},
+        {"engine.decode_step": "torch"} if wants_native(config.engine.decode_step, model) else {},
         {"engine.kv_cache_gib": max(0.1, round(2 * one_sequence, 1))},
         {} if config.trainer.lora.rank or find_spec("peft") is None else {"trainer.lora.rank": ADVISED_RANK},
     ]

@@ -32,7 +32,16 @@ from agent_r1.inference.config import EngineConfig, VllmConfig
 from agent_r1.inference.policy_engine import PolicyEngine, SharedPool, WeightFolders, write_weights
 from agent_r1.inference.pool import EnginePool, PoolLimits
 from agent_r1.inference.server_process import CONNECT_SECONDS, LOOPBACK, Server, ServerProcess, error_message, free_port
-from agent_r1.inference.vllm import LOAD_ADAPTER, SERVER_ENVIRONMENT, SERVER_OPTIONS, VllmEngine, adapter_options
+from agent_r1.inference.vllm import (
+    CHECKSUM_OPTIONS,
+    COLLECTIVE_RPC,
+    LOAD_ADAPTER,
+    SERVER_ENVIRONMENT,
+    SERVER_OPTIONS,
+    WORKER_FOLDER,
+    VllmEngine,
+    adapter_options,
+)
 from agent_r1.model.adapter import adapter_rank
 from agent_r1.store.reader import result_event
 from agent_r1.training.config import RunConfig, TrainConfig
@@ -290,11 +299,18 @@ def _start(
             policy.tokenizer.save_pretrained(model)  # the servers search for stop strings in the text
             urls = _start_servers(partial(_command, engine, model, context, adapters), engine, launcher, logs, started)
         names = [_check(url, context) for url in urls]
+        checked = [_reports_checksums(url) for url in urls]
+        if not all(checked):
+            do = f"start each server with PYTHONPATH={WORKER_FOLDER} and {' '.join(CHECKSUM_OPTIONS)}"
+            log.warning("a vLLM server reports no checksum of the weights that it loads; to get one, %s", do)
 
         def replicas() -> list[VllmEngine]:
             settings = policy.context_length, engine.dtype, vllm.start_seconds
-            served = zip(urls, names, strict=True)
-            return [VllmEngine(url, name, *settings, adapters=bool(adapters)) for url, name in served]
+            served = zip(urls, names, checked, strict=True)
+            return [
+                VllmEngine(url, name, *settings, adapters=bool(adapters), reports_checksums=reports)
+                for url, name, reports in served
+            ]
 
         limits = PoolLimits(engine.max_sequences, vllm.start_seconds, vllm.stall_seconds)
         asyncio.run(send_first_weights(EnginePool(replicas(), limits), weights, logs.path if started else None))
@@ -354,12 +370,13 @@ def _command(
     command += ["--max-num-seqs", str(engine.max_sequences + 1)]
     if engine.kv_cache_gib is not None:
         command += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
-    return [*command, *SERVER_OPTIONS, *adapters, *shlex.split(engine.vllm.arguments)]
+    return [*command, *SERVER_OPTIONS, *CHECKSUM_OPTIONS, *adapters, *shlex.split(engine.vllm.arguments)]
 
 
 def server_environment(gpus: str | None) -> dict[str, str]:
     """Return the additional environment variables of a server."""
-    return SERVER_ENVIRONMENT if gpus is None else {**SERVER_ENVIRONMENT, VISIBLE: gpus}
+    path = os.pathsep.join(filter(None, (str(WORKER_FOLDER), os.environ.get("PYTHONPATH"))))
+    return {**SERVER_ENVIRONMENT, "PYTHONPATH": path, **({} if gpus is None else {VISIBLE: gpus})}
 
 
 def _wait(servers: Sequence[Server], urls: Sequence[str], seconds: float) -> None:
@@ -400,6 +417,14 @@ def _accepts_adapters(url: str) -> bool:
         return httpx.post(f"{url}{LOAD_ADAPTER}", json={}, timeout=CONNECT_SECONDS, trust_env=False).status_code != 404
     except httpx.HTTPError:
         return True  # the check that follows reports a server that does not answer
+
+
+def _reports_checksums(url: str) -> bool:
+    body = {"method": "reports_checksums"}
+    try:
+        return httpx.post(f"{url}{COLLECTIVE_RPC}", json=body, timeout=CONNECT_SECONDS, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _check(url: str, context: int) -> str:

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 from agent_r1.core.errors import EngineError
 from agent_r1.core.inference import Completion, PolicyVersion, Prompt, SamplingParams, StopCondition, WeightUpdate
 from agent_r1.inference.torch_engine import TorchEngine
+from agent_r1.inference.vllm_worker.agent_r1_weights import ReadWeights
 from agent_r1.model.adapter import load_adapter
 from agent_r1.model.load import load_model, load_tokenizer
 
@@ -64,6 +65,8 @@ class Fault(Enum):
     OTHER_SCALE = auto()  # the product of an adapter's matrices is multiplied by half of alpha / rank
     TAKEN_NAME = auto()  # each adapter has a name that is loaded already, so it is refused
     LOST_ADAPTER = auto()  # a loaded adapter is not found
+    NO_CHECKSUM = auto()  # it was started without the class that reports checksums of loaded weights
+    HALF_OF_WEIGHTS = auto()  # an update reads half of the tensors
 
 
 class FakeVllm(ThreadingHTTPServer):
@@ -78,6 +81,7 @@ class FakeVllm(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.faults, self.context, self.decode = set(faults), context, decode
+        self.folder = folder
         self.model = load_model(folder, torch.float32)
         self.cached: dict[str, PreTrainedModel] = {}  # which model computed the prefix cache of a name
         self.adapters: dict[str, PreTrainedModel] = {}  # the server's own model with an adapter, by name
@@ -134,7 +138,7 @@ class FakeVllm(ThreadingHTTPServer):
                 self.resumed.set()
                 return 200, {"status": "resumed"}
             case "/collective_rpc":
-                return self.reload(body["kwargs"]["weights_path"])
+                return self.call(body["method"], **body.get("kwargs", {}))
             case "/v1/load_lora_adapter" if Fault.NO_LORA not in self.faults:
                 return self.load_adapter(body)
             case "/v1/unload_lora_adapter" if Fault.NO_LORA not in self.faults:
@@ -149,6 +153,22 @@ class FakeVllm(ThreadingHTTPServer):
             case "/inference/v1/generate":
                 return self.generate(body)
         return 404, {"detail": "Not Found"}
+
+    def call(self, method: str, folder: str = "", weights_path: str = "") -> tuple[int, dict[str, Any]]:
+        if method == "reload_weights":
+            return self.reload(weights_path)
+        if Fault.NO_CHECKSUM in self.faults:
+            return 500, {"error": {"message": f"'Worker' object has no attribute {method!r}"}}
+        if method == "reports_checksums":
+            return 200, {"results": [True]}
+        read = ReadWeights(self.folder if Fault.OLD_WEIGHTS in self.faults else folder)
+        tensors = dict(read)
+        if Fault.HALF_OF_WEIGHTS in self.faults:
+            read = ReadWeights(folder)
+            for _ in zip(range(len(tensors) // 2), read, strict=False):
+                pass
+        status, answer = self.reload(folder)
+        return (status, answer) if status != 200 else (200, {"results": [read.checksum]})
 
     def reload(self, folder: str) -> tuple[int, dict[str, Any]]:
         if Fault.DIE_IN_UPDATE in self.faults:

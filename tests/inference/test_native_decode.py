@@ -187,6 +187,12 @@ def with_another_linear_layer() -> PreTrainedModel:
     return model
 
 
+def with_a_float32_head() -> PreTrainedModel:
+    model: Any = make("llama", torch.bfloat16)
+    model.lm_head.float()
+    return model
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 
 
@@ -201,12 +207,13 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
         ),
         (LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")), "Llama-like"),
         (with_another_linear_layer(), "Llama-like"),
+        (with_a_float32_head(), "several data types"),
         (LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.float16), "float16"),
         (LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=DYNAMIC)), "length of the sequence"),
     ],
     ids=[
         *("another architecture", "sliding window", "some sliding windows", "another activation"),
-        *("another linear layer", "float16", "dynamic RoPE"),
+        *("another linear layer", "another data type", "float16", "dynamic RoPE"),
     ],
 )
 def test_other_models_are_refused_in_one_line_only_if_the_native_step_was_asked_for(
@@ -220,6 +227,13 @@ def test_other_models_are_refused_in_one_line_only_if_the_native_step_was_asked_
 
 def test_torch_never_chooses_the_native_step() -> None:
     assert choose_native("auto", make("llama")) is not None and choose_native("torch", make("llama")) is None
+
+
+def test_auto_takes_pytorch_for_large_models_with_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: native_library.MAX_THREADS + 1)
+    assert choose_native("auto", make("llama")) is not None
+    monkeypatch.setattr(native_library, "SMALL_MODEL", 1)
+    assert choose_native("auto", make("llama")) is None and choose_native("native", make("llama")) is not None
 
 
 def test_with_pytorch_a_row_has_the_same_bits_whatever_the_lengths_of_the_other_rows() -> None:

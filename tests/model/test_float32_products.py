@@ -11,6 +11,7 @@ from agent_r1.model import float32_products, weights
 from agent_r1.model.adapter import add_adapter, trained_weights
 from agent_r1.model.config import LoraConfig
 from agent_r1.model.float32_products import Float32Head, WideLinear
+from agent_r1.model.value_head import build_value_model
 
 
 def head_of(vocabulary: int, width: int, bias: bool = False) -> Float32Head:
@@ -104,6 +105,9 @@ def test_layers_are_wide_only_on_processors_without_products_in_bfloat16(monkeyp
         monkeypatch.setattr(weights, "has_bfloat16_products", lambda supported=supported: supported)
         model = weights.cast_parameters(make("llama"), "bfloat16")
         assert {type(each) for each in model.modules() if isinstance(each, nn.Linear)} == {expected, Float32Head}
+        critic = weights.mixed_precision(build_value_model(make("llama")), "bfloat16", keep=("head",)).compute
+        assert {type(each) for each in critic.modules() if isinstance(each, nn.Linear)} == {expected, nn.Linear}
+        assert type(critic.head) is nn.Linear
 
 
 def test_an_adapter_has_the_outputs_and_gradients_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
