@@ -1,6 +1,6 @@
 """The agents of other frameworks in examples/agents run unchanged, and their recorded tokens are those sampled."""
 
-import importlib.util
+import importlib.metadata
 import json
 import runpy
 from pathlib import Path
@@ -12,9 +12,9 @@ from agent_r1.tasksets import build
 
 FOLDER = Path(__file__).parents[2] / "examples" / "agents"
 PACKAGES = {
-    "with_openai_agents.py": ("agents",),
-    "with_langgraph.py": ("langchain", "langgraph", "langchain_openai"),
-    "with_pydantic_ai.py": ("pydantic_ai",),
+    "with_openai_agents.py": ("openai-agents",),
+    "with_langgraph.py": ("langchain", "langgraph", "langchain-openai"),
+    "with_pydantic_ai.py": ("pydantic-ai-slim",),
     "with_smolagents.py": ("smolagents",),
 }
 
@@ -25,7 +25,9 @@ def call(tool, **arguments):
 
 def load(name):
     for package in PACKAGES[name]:
-        if importlib.util.find_spec(package) is None:
+        try:
+            importlib.metadata.version(package)  # the module "agents" can be the folder of these examples
+        except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{package} is not installed (make test-extras)")
     return runpy.run_path(str(FOLDER / name))["run"]
 
