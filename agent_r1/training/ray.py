@@ -56,9 +56,9 @@ class ServerActor:
         """Return a free port at ``host``, the address of the actor's machine."""
         return free_port(host)
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def start(self, command: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._process = ServerProcess(command, environment, log)
+        self._process = ServerProcess(command, server_environment(None), log)
 
     def is_running(self) -> bool:
         return self._process.is_running
@@ -338,7 +338,7 @@ class RayServers:
             raise InvalidInput("engine.vllm.weights_folder", got="nothing", do=do)
         actor = self._cluster.start_actor(index, ServerActor)
         port = self._cluster.ray.get(actor.free_port.remote(host))
-        self._cluster.ray.get(actor.start.remote(command(host, port), server_environment(None), log))
+        self._cluster.ray.get(actor.start.remote(command(host, port), log))
         return StartedServer(f"http://{host}:{port}", RayServerProcess(self._cluster.ray, actor, log))
 
 
