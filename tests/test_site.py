@@ -34,6 +34,7 @@ COMMANDS = cli.commands.values()
 OPTIONS = {option for command in COMMANDS for one in command.params for option in one.opts} | {"--help"}
 FOREIGN = {
     "--enable-lora",
+    "--worker-extension-cls",
     "--index-url",
     "--force-reinstall",
     "--no-deps",
