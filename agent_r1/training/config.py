@@ -378,7 +378,8 @@ class EvalConfig(RunConfig):
     section: ClassVar[str] = "Evaluation"
 
     methods: tuple[str, ...] = ()
-    """Methods (rows of the table), separated by commas, for example naive-rag,base-tool-call,trained; empty: all."""
+    """Methods (rows of the table), separated by commas, for example naive-rag,base-tool-call,trained; empty: all.
+    Models behind an API always have their rows."""
 
     evaluate_n: int = Field(default=200, ge=1)
     """Maximum number of questions per split."""

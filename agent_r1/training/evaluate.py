@@ -358,7 +358,8 @@ def _select_methods(methods: Sequence[Method], names: Sequence[str], labels: Seq
         for name in given:
             if name not in known:
                 raise InvalidInput(option, got=repr(name), do=f"choose from {', '.join(known)}")
-    chosen = [method for method in methods if not names or method.name in names]
+    # who names a model behind an API wants its row
+    chosen = [each for each in methods if not names or each.name in names or isinstance(each.agent, ApiAgent)]
     shown = [replace(method, name=renamed.get(method.name, method.name)) for method in chosen]
     if len({method.name for method in shown} - {""}) < len(shown):
         rows = ", ".join(method.name for method in shown)

@@ -351,6 +351,12 @@ def test_an_agent_program_is_refused_before_anything_is_evaluated(run: Run, serv
     assert code == 2 and "api_model: got a with an agent program" in err and err.count("\n") == 1
 
 
+def test_the_row_of_an_api_stands_beside_chosen_methods(run: Run, serve: Serve) -> None:
+    given = ("--model", "tiny-base", "--api_url", serve(solve).url, "--api_model", "a", "--max_tokens", "4")
+    code, data, err = run("eval", "own.py", *given, "--methods", "base-tool-call", "--json")
+    assert code == 0 and set(data["table"]) == {"base-tool-call", "a"}, err
+
+
 SEVERAL = (
     OWN
     + """
