@@ -39,7 +39,7 @@ from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
 from agent_r1.workers.protocol import EnvironmentConfig
 
-GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 1.0}
+GAP_LIMITS: Mapping[ProductPrecision, float] = {"float32": 1e-2, "tf32": 0.5, "bfloat16": 3.0}
 
 
 class MonitorConfig(BaseModel):
@@ -57,7 +57,7 @@ class MonitorConfig(BaseModel):
 
     logprob_gap: float | None = Field(default=None, gt=0)
     """Limit of the difference between a token's log-probabilities in engine and trainer, for tokens sampled with the
-    newest weights. None: the limit is 0.01 if engine and trainer compute in float32, 0.5 if one computes in TF32, and 1
+    newest weights. None: the limit is 0.01 if engine and trainer compute in float32, 0.5 if one computes in TF32, and 3
     if one computes in bfloat16."""
 
     true_reward: str = ""
