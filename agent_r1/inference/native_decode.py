@@ -353,7 +353,7 @@ class NativeDecoder:
             empty = torch.empty(0)
             parts = [matrices[i][1] if i in matrices else empty.new_empty(len(w), 0) for i, w in enumerate(weights)]
             b = self._keep(self._pack(torch.block_diag(*parts)))  # (outputs, rank)
-        return _Linear(*(self._keep(self._packed[key]), bias, a, b, weights[0].shape[1], sum(map(len, weights)), rank))
+        return _Linear(*(self._packed[key].data_ptr(), bias, a, b, weights[0].shape[1], sum(map(len, weights)), rank))
 
     def _pack(self, weights: Tensor) -> Tensor:
         outputs, inputs = weights.shape

@@ -368,10 +368,7 @@ ERRORS = 3.5  # a change of a mean reward counts if it exceeds this number of st
 
 
 def true_reward(config: TrainConfig, rewards: Sequence[str]) -> str:
-    """Return the name of the reward that the monitor trusts: the setting, or else exact match if it has weight 0.
-
-    ``rewards`` has the names of the task set's rewards; () if they are known only after scoring.
-    """
+    """Return the reward that the monitor trusts. ``rewards`` is () if their names are known only after scoring."""
     names = [name for name in EXACT_MATCH_NAMES if not rewards or name in rewards]
     unused = [name for name in names if config.reward_weights.get(name) == 0]
     return config.monitor.true_reward or next(iter(unused), "")
