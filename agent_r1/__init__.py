@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from agent_r1.tools.function_tool import Opener as Opener, Resources as Resources, Tool as Tool, tool as tool
     from agent_r1.tools.mcp import mcp_tools as mcp_tools
     from agent_r1.tools.python_tool import python_tool as python_tool
-    from agent_r1.training.api import Trainer as Trainer, resume as resume, train as train
+    from agent_r1.training.api import Trainer as Trainer, finetune as finetune, resume as resume, train as train
     from agent_r1.training.task_files import tasks_from_jsonl as tasks_from_jsonl
 
 _MODULES = {
@@ -114,7 +114,7 @@ _MODULES = {
     "tools.function_tool": "Opener Resources Tool tool",
     "tools.mcp": "mcp_tools",
     "tools.python_tool": "python_tool",
-    "training.api": "Trainer resume train",
+    "training.api": "Trainer finetune resume train",
     "training.task_files": "tasks_from_jsonl",
 }
 """The public names of each module."""

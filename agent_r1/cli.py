@@ -24,7 +24,7 @@ from agent_r1.commands.command import underscored
 from agent_r1.commands.recorded_run import export, verify, view
 from agent_r1.commands.show import show
 from agent_r1.commands.tasksets import check, init, play, retriever, serve_env, tasksets
-from agent_r1.commands.training import evaluate, smoke, train, train_critic, train_reward
+from agent_r1.commands.training import evaluate, sft, smoke, train, train_critic, train_reward
 from agent_r1.config import suggest_setting
 from agent_r1.core.errors import AgentR1Error, Interrupted, InvalidInput, RunStopped, UnsupportedChat, shorten, suggest
 from agent_r1.core.redaction import redact
@@ -75,7 +75,7 @@ def cli() -> None:
 
 
 for _command in (
-    *(init, train, train_reward, evaluate, train_critic, smoke, check, play, chat),
+    *(init, train, sft, train_reward, evaluate, train_critic, smoke, check, play, chat),
     *(show, verify, view, export, tasksets, algorithms, retriever, serve, serve_env),
 ):
     cli.add_command(_command)

@@ -3,13 +3,16 @@
     make bench-peers                                # installs TRL into .venv/peers first
     .venv/bin/python benchmarks/peers.py 0.5M 1M 14M --repeats 3
     .venv/bin/python benchmarks/peers.py 135M 494M --dtype bfloat16 --groups 1 --steps 2 --repeats 1
+    .venv/bin/python benchmarks/peers.py 494M --alone --lora 16 --dtype bfloat16 --turns 1 --prompt 300 --action 150 \\
+        --groups 6 --steps 2
 
 Llama models with random weights take steps of GRPO on groups of attempts with several turns: a prompt, an action, an
 observation, an action, .. Both train in the same data type with as many torch threads, the same prompts, the same
 limits and a random reward for each attempt, so that every group is trained. In bfloat16 the trained weights of both
 stay in float32 (TRL: autocast). Each measurement is a process of its own. Its first step is left out. The first table
 has medians over all other steps. The second table compares a step of Agent-R1 with the limits of a core, which are
-measured in the same run, before and after each size: large matrix products of the data type, and copies.
+measured in the same run, before and after each size: large matrix products of the data type, and copies. With
+--alone, only Agent-R1 trains.
 """
 
 from __future__ import annotations
@@ -238,7 +241,7 @@ def write_workload(folder: Path, shape: Shape, options: argparse.Namespace) -> N
         "after_action": f"<|im_end|>\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n",
         **{
             name: vars(options)[name]
-            for name in ("turns", "action", "groups", "group_size", "steps", "threads", "dtype")
+            for name in ("turns", "action", "groups", "group_size", "steps", "threads", "dtype", "lora")
         },
         "trl_batch": options.trl_batch or options.groups * options.group_size,
         "context": 64 + options.prompt + options.turns * (options.action + options.observation + 64),
@@ -296,7 +299,9 @@ def train_ours(folder: Path, profile: bool) -> Measures:
         groups_per_step=workload["groups"], group_size=workload["group_size"], max_tokens=workload["action"],
         context=workload["context"],
         threads=workload["threads"], engine={"dtype": workload["dtype"]}, evaluate_n=1,
-        trainer={"learning_rate": workload["learning_rate"], "dtype": workload["dtype"]},
+        trainer={
+            "learning_rate": workload["learning_rate"], "dtype": workload["dtype"], "lora": {"rank": workload["lora"]}
+        },
         checkpoint_every=0, profile=int(profile) and workload["steps"],
     )  # fmt: skip
     with closing(RunReader(run)) as reader:
@@ -357,11 +362,15 @@ def compare(name: str, options: argparse.Namespace) -> tuple[list[str], Measures
         folder = Path(made)
         write_workload(folder, SHAPES[name], options)
         ours, peers = [], []
-        for repeat in range(options.repeats):
+        for repeat in range(0 if options.alone else options.repeats):
             peers.append(measure_trl(folder, options.python))
             ours.append(measure_ours(folder, profile=False))
             say(f"{name}: repeat {repeat + 1} of {options.repeats}")
         profiled = measure_ours(folder, profile=True)
+    if options.alone:
+        cpu, wall = (statistics.median(times) for times in (profiled.cpu, profiled.wall))
+        row = [name, f"{sum(profiled.tokens.values()):,.0f}", "", f"{wall:.2f}", "", "", f"{cpu:.2f}", "", ""]
+        return [*row, f"{profiled.peak_mib:,.0f}"], profiled
     for kind, count in peers[0].tokens.items():
         if abs(ours[0].tokens[kind] - count) > 0.04 * count:
             sys.exit(f"the work differs: {ours[0].tokens[kind]:.0f} {kind} tokens a step, with TRL {count:.0f}")
@@ -390,6 +399,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--observation", type=int, default=64, help="tokens between two actions")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of passes and engines")
+    parser.add_argument("--lora", type=int, default=0, help="rank of the adapter of Agent-R1; 0: none")
+    parser.add_argument("--alone", action="store_true", help="measure Agent-R1 only, once")
     parser.add_argument("--trl_batch", type=int, default=0, help="attempts in a pass of TRL; 0: all of a step")
     parser.add_argument("--python", type=Path, default=PEERS_PYTHON, help="Python of the environment with TRL")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -398,7 +409,9 @@ def parse() -> argparse.Namespace:
     unknown = [name for name in options.sizes if name not in SHAPES]
     if unknown:
         parser.error(f"unknown size {unknown[0]}: give some of {', '.join(SHAPES)}")
-    if options.worker is None and not options.python.exists():
+    if options.lora and not options.alone:
+        parser.error("--lora needs --alone: TRL trains all weights here")
+    if options.worker is None and not options.alone and not options.python.exists():
         parser.error(f"{options.python} does not exist: run 'make bench-peers', which installs TRL")
     if options.trl_batch and options.groups * options.group_size % options.trl_batch:
         parser.error(f"--trl_batch {options.trl_batch} does not divide {options.groups * options.group_size} attempts")

@@ -244,6 +244,13 @@ REJECTION_FINE_TUNING = Algorithm(
     loss=PolicyGradient(),
     filters=Filters(success=1.0),
 )
+SFT = Algorithm(
+    name="sft",
+    paper="2203.02155",
+    advantage=Zero(),
+    loss=PolicyGradient(),
+    sft_coef=1.0,
+)
 DISTILLATION = Algorithm(
     name="distillation",
     paper="2306.13649",
@@ -400,6 +407,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         MT_GRPO,
         GTPO,
         REJECTION_FINE_TUNING,
+        SFT,
         DISTILLATION,
         TOP_K_DISTILLATION,
         ECHO,

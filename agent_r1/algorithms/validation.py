@@ -172,7 +172,7 @@ def with_correction(algorithm: Algorithm, trainer: Dtype, engine: Dtype, given: 
 
     No correction is added if ``algorithm`` has or cannot have one, or if ``given`` names a setting of it.
     """
-    if trainer == engine == "float32" or algorithm.correction is not None:
+    if trainer == engine == "float32" or algorithm.correction is not None or isinstance(algorithm.advantage, Zero):
         return algorithm
     corrected = algorithm.model_copy(update={"correction": Correction()})
     unwanted = any(key.startswith("algorithm.correction") for key in given)

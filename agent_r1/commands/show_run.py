@@ -16,7 +16,7 @@ from rich.text import Text
 from agent_r1.core.profile import CPU_SECONDS, SECONDS, format_profile
 from agent_r1.store.folder import path_argument, run_argument
 from agent_r1.store.reader import RecordedEvent, TaskSummary
-from agent_r1.tasksets import is_available
+from agent_r1.tasksets import TRANSCRIPTS, is_available
 from agent_r1.viewer.charts import PANELS, Curve, Curves
 from agent_r1.viewer.report import CriticCalibration, RunReport, RunSummary, Validation
 from agent_r1.viewer.text import duration, number, one_line, visible
@@ -206,7 +206,8 @@ def _validation_text(report: RunReport) -> str:
     last, best = report.last, report.best
     if last is None or best is None:
         return ""
-    text = f"EM {_with_interval(last)} at step {last.step}"
+    measure = "probability of a token" if report.summary.taskset == TRANSCRIPTS else "EM"
+    text = f"{measure} {_with_interval(last)} at step {last.step}"
     if best.step != last.step:
         text += f", best {_with_interval(best)} at step {best.step}"
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from agent_r1.store.folder import path_argument, run_folder
 from agent_r1.store.manifest import read_digest_file
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.store.saved_weights import named_run
+from agent_r1.tasksets import TRANSCRIPTS
 from agent_r1.tasksets.files import normalized_text
 from agent_r1.training.config import CriticConfig, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.progress import Progress
@@ -141,6 +142,19 @@ def train(
     else:
         config, taskset = _open(file, layers, progress)
     warn_unsandboxed(taskset, progress)
+    _train_and_show(config, taskset, progress, file, as_json, resume=resume, dry_run=dry_run)
+
+
+def _train_and_show(
+    config: TrainConfig,
+    taskset: TaskSet,
+    progress: Progress,
+    file: Path | None,
+    as_json: bool,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+) -> None:
     from agent_r1.training import run
 
     if dry_run:
@@ -172,6 +186,79 @@ def _show_plan(as_json: bool, config: TrainConfig, memory: MemoryPlan) -> None:
     settings = columns({key: str(value) for key, value in chosen.items()})
     text = Group(Text("memory"), columns(rows), Text("\nsettings that differ from the defaults"), settings)
     show(as_json, {"memory": data, "settings": chosen}, text)
+
+
+FROM_TASKSET = ("model", "tool_format", "tags", "max_tokens", "context", "own_code")
+"""The settings of a task set or of a run that also fit a model that imitates its solutions or attempts."""
+
+
+FOR_SFT = frozenset(
+    (
+        *("taskset", "model", "context", "tool_format", "seed", "device", "run", "steps", "groups_per_step"),
+        *("evaluate_every", "checkpoint_every", "track", "trainer.learning_rate", "trainer.schedule.name"),
+        *("trainer.lora.rank", "trainer.dtype", "trainer.ranks"),
+    )
+)
+"""The settings that ``agent-r1 sft --help`` shows."""
+
+
+@click.command(cls=SettingsCommand, config=TrainConfig, common=FOR_SFT)
+@click.argument("file", required=False, metavar="[DATA]", type=FilePath())
+@config_option
+@click.option("--from", "from_run", metavar="RUN", help="Imitate the attempts of RUN, instead of DATA.")
+@click.option("--min_reward", type=float, default=1.0, show_default=True, help="Least reward of the attempts of RUN.")
+@click.option("--from_solutions", is_flag=True, help="Imitate the solutions of the task set that --taskset names.")
+@click.option("--n", "number", type=click.IntRange(1), default=200, show_default=True, help="Number of solutions.")
+@click.option("--epochs", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Passes.")
+@click.option("--dry_run", is_flag=True, help="Check the run, print its memory and its settings, and start nothing.")
+@json_option
+@quiet_option
+def sft(
+    file: Path | None,
+    settings: Layer,
+    config_file: Path | None,
+    from_run: str | None,
+    min_reward: float,
+    from_solutions: bool,
+    number: int,
+    epochs: float,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Fine-tune a model on the assistant's messages of transcripts: a start for 'agent-r1 train --model RUN'.
+
+    DATA is a JSONL file of rows {"messages": [..], "tools": [..]} in the OpenAI format, or hf:NAME. Rows with "split":
+    "validation" choose the best step. To continue a stopped run: agent-r1 train --run RUN --resume.
+    """
+    layers, progress = with_file(settings, config_file), progress_of(quiet)
+    given = resolve(TrainConfig, layers, build=False)
+    if sum((file is not None, from_run is not None, from_solutions)) != 1:
+        raise InvalidInput("transcripts", got="none or several sources", do="give DATA, --from RUN or --from_solutions")
+    from agent_r1.tasksets.transcripts import make_taskset, read_transcripts
+    from agent_r1.training.sft import attempts_of_run, sft_layers, solutions_of
+
+    source: Mapping[str, Any] = {}
+    if file is not None:
+        transcripts = read_transcripts(file)
+    elif from_run is not None:
+        folder = find_run(from_run)
+        source, transcripts = config_of_run(folder).values, attempts_of_run(folder, min_reward)
+    else:
+        solved = open_taskset(given.taskset, given, given.model)
+        source, transcripts = solved.recipe, solutions_of(solved, number)
+        layers = [Layer(one.source, _without(one.values, NOT_FOR_OTHER_TASKSETS)) for one in layers]
+    taskset = make_taskset(transcripts)
+    kept = {key: value for key, value in source.items() if key.partition(".")[0] in FROM_TASKSET}
+    layers = [*sft_layers(layers, taskset, epochs), Layer("settings of the transcripts' source", kept)]
+    config = resolve_config(TrainConfig, layers, taskset)
+    splits = ", ".join(f"{split} {len(taskset.tasks(split))}" for split in ("train", taskset.validation) if split)
+    progress.print_line(f"{len(transcripts)} transcripts ({splits})")
+    _train_and_show(config, taskset, progress, None, as_json, dry_run=dry_run)
+
+
+def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig, common=COMMON)
@@ -208,6 +295,8 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
         folder, own = named[0], config_of_run(named[0])
         taskset_of_run = resolve(TrainConfig, [own], build=False).taskset
         chosen = given.taskset if "taskset" in given.model_fields_set else taskset_of_run
+        if taskset_of_run == chosen == TRANSCRIPTS and file is None:
+            raise _needs_taskset(folder)
         if (chosen if file is None else file.stem) == taskset_of_run:
             layers = [*layers, _of_parent(own, layers)]
             config = resolve(TrainConfig, layers, build=False)
@@ -220,6 +309,11 @@ def _open(file: Path | None, layers: list[Layer], progress: Progress) -> tuple[T
     resolved = resolve_config(TrainConfig, layers, taskset)
     note_disputed(taskset, settings_of(TrainConfig, layers), progress)
     return resolved, taskset
+
+
+def _needs_taskset(folder: Path) -> InvalidInput:
+    do = "name the task set in which the model acts, or give FILE.py"
+    return InvalidInput("--taskset", got=f"none, and {folder} learned from transcripts", do=do)
 
 
 def _of_parent(own: Layer, layers: list[Layer]) -> Layer:
@@ -271,6 +365,8 @@ def evaluate(
         folder, own = named[0], config_of_run(named[0])
         trained = resolve(TrainConfig, [own], build=False)
         other_taskset = "taskset" in given.model_fields_set and given.taskset != trained.taskset
+        if trained.taskset == TRANSCRIPTS and not other_taskset and file is None:
+            raise _needs_taskset(folder)
         layers.append(_for_evaluation(own, other_taskset))
         config = resolve(EvalConfig, layers, TrainConfig)
         if file is None and not other_taskset:

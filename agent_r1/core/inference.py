@@ -118,6 +118,10 @@ class SamplingParams:
     on_tokens: Callable[[Sequence[int]], None] | None = None
 
 
+NO_POLICY = -1
+"""The version of tokens that no weights sampled: a script, or the author of an example, wrote them."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyVersionSpan:
     """Consecutive tokens of a completion, from index ``start`` to the next span, sampled with one policy version."""

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agent_r1.core.inference import NO_POLICY
 from agent_r1.core.messages import Message
 from agent_r1.core.trajectory import (
     STATUS_POLICY,
@@ -229,7 +230,8 @@ class TrainingBatch:
 
     ids: Tensor  # (N,) int64
     sampler_logprobs: Tensor  # (N,) float64 in the sampler, at the sampling temperature; NaN for observations
-    versions: Tensor  # (N,) int64 version of the weights that sampled the token, or the action before an observation
+    # (N,) int64 version of the weights that sampled the token, or the action before an observation; perhaps NO_POLICY
+    versions: Tensor
     action_mask: Tensor  # (N,) whether the policy sampled the token
     # (N,) float64 weighted rewards: of a call on the token that ends it, of a turn on its last action token, and the
     # outcome reward on the last action token of the trajectory. Observations have none.
@@ -251,6 +253,16 @@ class TrainingBatch:
     named_rewards: tuple[NamedReward, ...]
     attempts: tuple[AttemptId, ...]
     sequences: tuple[TokenSequence, ...]
+
+    @property
+    def sampled(self) -> Tensor:
+        """(N,) whether weights sampled the token; false for observations, and for examples that a script wrote."""
+        return self.action_mask & (self.versions != NO_POLICY)
+
+    def staleness(self, version: int) -> int:
+        """Return how many versions before ``version`` the oldest sampled token is; 0 if no token was sampled."""
+        versions = self.versions[self.sampled]
+        return version - int(versions.min()) if len(versions) else 0
 
     @property
     def token_trajectory(self) -> Tensor:

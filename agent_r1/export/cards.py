@@ -118,12 +118,14 @@ def model_card(name: str, run: Path, reader: RunReader, weights: SavedWeights, i
         split = _plain(validated["split"])
         results = f"Validation of these weights (split `{split}`, mean with 95 % interval): {_cell(validated)}."
     kind = "LoRA adapter" if is_adapter else "model"
+    is_sft = config["algorithm"]["name"] == "sft"
+    method = "supervised fine-tuning on transcripts" if is_sft else "reinforcement learning over whole episodes"
     tables = list(read_results(reader, "table")) if weights.merged is not None else []
     return _render(
         config,
         header,
         title=run.name,
-        what=f"A {kind} trained by reinforcement learning over whole episodes, with",
+        what=f"A {kind} trained by {method}, with",
         facts=facts,
         load=load + TOKENIZER,
         results=results,

@@ -154,6 +154,26 @@ class TemplateRenderer:
         """Return the text that the template writes for a conversation."""
         return self._encoder.shown(self._marked_text(messages, tools, add_generation_prompt=add_generation_prompt))
 
+    def write_action(self, messages: Messages, message: Message, tools: Tools = ()) -> tuple[int, ...]:
+        """Return the tokens of a message of the assistant after ``messages``, as the template writes it, with its end.
+
+        Raise UnsupportedChat if the template writes this message after another prompt than a policy would read.
+        """
+        opening = self.render_text(messages, tools, add_generation_prompt=True)
+        whole = self.render_text((*messages, message), tools)
+        if not whole.startswith(opening):
+            raise UnsupportedChat("the chat template writes the message otherwise than its prompt begins")
+        rest = whole.removeprefix(opening)
+        place, end = max((rest.rfind(end), end) for end in self._turn_ends)
+        if place < 0:  # some templates end a turn only if another turn follows
+            place, end = len(rest.rstrip()), self._turn_ends[0]
+        return (*self.encode(rest[:place]), self._special[end])
+
+    def reads_back(self, parsed: Message, given: Message) -> bool:
+        """Return whether ``parsed`` says what ``given`` says, apart from reasoning if the template writes none."""
+        given = given if self._renders_reasoning else replace(given, reasoning=None)
+        return _comparable(parsed) == _comparable(given)
+
     def _marked_text(self, messages: Messages, tools: Tools, *, add_generation_prompt: bool) -> str:
         given, shown = self._newest_tools  # usually the same: an environment has the same tools in each prompt
         if given is not tools:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from agent_r1.core.environment import Env, Episode, RolloutContext, Transition, env_of
 from agent_r1.core.inference import (
+    NO_POLICY,
     Capabilities,
     Completion,
     FinishReason,
@@ -30,7 +32,7 @@ AsyncResponder = Callable[[tuple[Message, ...], int], Awaitable[Message]]
 """A responder that waits for its message, for example from a client."""
 
 LOGPROB = math.log(0.5)
-"""The log-probability of every token."""
+"""The log-probability of every token of a ScriptedEngine, which stands for a model."""
 
 UNLIMITED_TOKENS = 10**9
 """The limit on tokens for scripted agents. The limit is so high that no episode reaches it."""
@@ -48,7 +50,8 @@ class ScriptedEngine:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         await asyncio.sleep(0)  # let other attempts run, as an engine with a model does
         text = str(self._renderer.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False))
-        return _completion_of(self._renderer, self._reply(text), params, self._version)
+        ids = (*self._renderer.encode(self._reply(text)), self._renderer.end_token_id)
+        return _completion_of(ids, params, LOGPROB, self._version)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         self._version = update.version.number
@@ -61,22 +64,30 @@ class ScriptedEngine:
         """Do nothing, because the engine holds no resources."""
 
 
-def _completion_of(renderer: TemplateRenderer, text: str, params: SamplingParams, version: int) -> Completion:
-    # as if a model had generated the text and the end token, unless a condition or a limit of ``params`` ends it before
-    ids = (*renderer.encode(text), renderer.end_token_id)
+def _completion_of(ids: Sequence[int], params: SamplingParams, logprob: float, version: int) -> Completion:
+    # as if a model had generated the tokens, unless a condition or a limit of ``params`` ends them before
     if (condition := params.stop_condition) is not None:
         ids = ids[: next((count for count in range(1, len(ids)) if condition.is_met(ids[:count])), len(ids))]
-    kept = ids[: params.max_tokens]
+    kept = tuple(ids[: params.max_tokens])
     finish_reason: FinishReason = "stop" if len(kept) == len(ids) else "length"
-    return Completion(kept, (LOGPROB,) * len(kept), finish_reason, (PolicyVersionSpan(0, version),))
+    return Completion(kept, (logprob,) * len(kept), finish_reason, (PolicyVersionSpan(0, version),))
 
 
 class ScriptedAgent:
-    """A rollout in which responders write the messages. If one raises, its attempt ends as ENGINE_FAILED."""
+    """A rollout in which responders write the messages. If one raises, its attempt ends as ENGINE_FAILED.
 
-    def __init__(self, env: Env, policy_for: Callable[[AttemptId], Responder | AsyncResponder]) -> None:
+    The tokens are those with which ``renderer`` writes the messages; by default, a token stands for a byte. As a script
+    writes no other tokens, their log-probability is 0, and their version is NO_POLICY.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        policy_for: Callable[[AttemptId], Responder | AsyncResponder],
+        renderer: TemplateRenderer | None = None,
+    ) -> None:
         self._env, self._policy_for = env, policy_for
-        self._renderer = TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
+        self._renderer = renderer or TemplateRenderer(byte_tokenizer(images=True), images=OneTokenImages())
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
         scripted = _ScriptedEpisode(self._env, self._policy_for, self._renderer)
@@ -123,13 +134,12 @@ class _ScriptedEpisode:
     async def generate(self, prompt: Prompt, params: SamplingParams, *, session_id: str | None = None) -> Completion:
         assert self._respond is not None
         await asyncio.sleep(0)
-        before, tools, renderer = self._conversation, self.tools, self._renderer
+        before = self._conversation
         given = self._respond(before, self._turn)
         message = await given if isinstance(given, Awaitable) else given
-        opening = renderer.render_text(before, tools, add_generation_prompt=True)
-        whole = renderer.render_text((*before, message), tools, add_generation_prompt=False)
-        end = str(renderer.tokenizer.decode([renderer.end_token_id]))
-        return _completion_of(renderer, whole.removeprefix(opening).rpartition(end)[0], params, 0)
+        ids = self._renderer.write_action(before, message, self.tools)
+        # no stop condition: what the script writes is the action, also if a policy would have stopped before
+        return _completion_of(ids, replace(params, stop_condition=None), 0.0, NO_POLICY)
 
     async def update_weights(self, update: WeightUpdate) -> PolicyVersion:
         return update.version

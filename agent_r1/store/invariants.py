@@ -69,7 +69,7 @@ INVARIANTS: Mapping[str, str] = {
         WHERE fate IS NULL AND id IN (SELECT attempt_id FROM token_records)""",
     "a trained attempt has action tokens": """
         SELECT attempt || ' has none' FROM current_attempts JOIN outcomes ON attempt_id = current_attempts.id
-        WHERE fate = 'trained' AND newest_version < 0""",
+        WHERE fate = 'trained' AND action_tokens = 0""",
     "a completed run has no pending attempts": f"""
         SELECT attempt || ' is pending' FROM current_attempts WHERE fate IS NULL AND {COMPLETED}""",
     "segments are numbered in order": """

@@ -366,7 +366,7 @@ def _new_images(trajectory: Trajectory, connection: sqlite3.Connection) -> list[
 
 
 class Counts(NamedTuple):
-    """What an outcome says about the turns of its attempt. ``newest_version`` is -1 without sampled tokens."""
+    """What an outcome says about the turns of its attempt. ``newest_version`` is -1 if no weights sampled one."""
 
     newest_version: int
     turns: int

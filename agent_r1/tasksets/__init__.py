@@ -26,6 +26,9 @@ class Entry(NamedTuple):
     description: str
 
 
+TRANSCRIPTS = "transcripts"
+"""The task set of conversations that others have written. A run on it learns by imitation, and samples no attempts."""
+
 _MULTIHOP = "agent_r1.tasksets.multihop:build"
 
 TASKSETS: Mapping[str, Entry] = {
@@ -39,6 +42,7 @@ TASKSETS: Mapping[str, Entry] = {
     "multihop": Entry(_MULTIHOP, "several of these, mixed as the TOML file that --data names says"),
     "math": Entry("agent_r1.tasksets.math:build", "mathematics with a Python interpreter: GSM8K, MATH; needs --data"),
     "code": Entry("agent_r1.tasksets.code:build", "functions to write, try and fix: HumanEval, MBPP; needs --data"),
+    TRANSCRIPTS: Entry("agent_r1.tasksets.transcripts:build", "conversations to imitate; needs --data; see sft"),
 }
 
 

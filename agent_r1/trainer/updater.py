@@ -30,6 +30,7 @@ from agent_r1.data.batch import (
     TrainingSample,
     assemble_batch,
     describe_status,
+    segment_count,
     segment_sum,
     select_trainable,
 )
@@ -202,6 +203,19 @@ class PolicyUpdater:
             version = self.publish().version
             return UpdateReport(self._step, version, metrics, tuple(outcomes), self._trainer.micro_tokens, records)
 
+    async def losses(self, groups: Sequence[Group]) -> list[tuple[float, int]]:
+        """Return, for each trainable attempt, the sum of -log pi over its action tokens, and their number."""
+        return await self._thread.run(self._losses, groups)
+
+    def _losses(self, groups: Sequence[Group]) -> list[tuple[float, int]]:
+        samples = select_trainable(groups, self._reward_weights).samples
+        if not samples:
+            return []
+        batch = assemble_batch(samples, self._packing)
+        logprobs = self._trainer.logprobs(batch, "policy")  # (N,)
+        sums, counts = segment_sum(-logprobs, batch.token_trajectory), segment_count(batch.token_trajectory)  # (M,)
+        return list(zip(sums.tolist(), counts.tolist(), strict=True))
+
     def publish(self) -> WeightUpdate:
         """Return the policy's current weights and their version. The weights are not copied."""
         if self._published is None:
@@ -249,7 +263,7 @@ class PolicyUpdater:
         # algorithm corrects the mismatch between trainer and sampler; older weights sampled a token (the batch is
         # stale), and the advantages depend on the policy; or the ratio is taken to the policy before the update, and
         # the update uses each trajectory several times. Otherwise the training pass computes log pi_old itself.
-        is_stale = int(batch.versions.min()) < self._version
+        is_stale = batch.staleness(self._version) > 0
         passes = algorithm.epochs * min(self._config.minibatches, len(batch.attempts))
         repeats = passes > 1 and algorithm.ratio_denominator == "old_policy" and not is_stale
         needs_old = algorithm.corrects_mismatch or (algorithm.advantage.uses_policy and is_stale) or repeats
@@ -340,7 +354,7 @@ def pass_metrics(
         model_tokens += step.passed.num_tokens
     metrics = {
         "advantage_std": float(prepared.weights.advantage[actions].std(correction=0)),
-        "staleness": float(version - int(batch.versions.min())),  # updates since the oldest token was sampled
+        "staleness": float(batch.staleness(version)),  # updates since the oldest token was sampled
         "action_tokens": float(actions.sum()),
         "model_tokens": float(model_tokens),  # that the models read in the first epoch; a shared prefix counts once
         "padding": 1 - sum(one.num_tokens for one in passes) / sum(one.num_padded_tokens for one in passes),
@@ -349,13 +363,13 @@ def pass_metrics(
     if of_policy := [one for one in passes if len(one.tokens)]:
         tokens, logprobs = _logprobs_before_update(prepared, of_policy[0])
         # trainer and sampler differ by rounding; if older weights sampled a token, also by the updates since then
-        gap = (logprobs - batch.sampler_logprobs[tokens])[actions[tokens]]
+        gap = (logprobs - batch.sampler_logprobs[tokens])[batch.sampled[tokens]]
         metrics |= {
             "entropy": float(_first_entropies(prepared, of_policy)[actions].nanmean()),  # nats per action token
             "first_ratio_deviation": float((of_policy[0].ratios - 1).abs().max()),  # before any weight changes
-            "logprob_gap": float(gap.abs().max()),
-            "logprob_gap_mean": float(gap.abs().mean()),
         }
+        if len(gap):  # not of transcripts, which no engine sampled
+            metrics |= {"logprob_gap": float(gap.abs().max()), "logprob_gap_mean": float(gap.abs().mean())}
     by_step: dict[str, list[float]] = {}  # terms of the loss and norms of gradients: one number per applied step
     for step in steps:
         if step.optim.applied:

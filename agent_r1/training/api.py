@@ -18,6 +18,7 @@ from rich.console import Console
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import Env
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.files import JsonRecord
 from agent_r1.core.task import AgentFunction, Task
 from agent_r1.rewards.scoring import RewardFunction
 from agent_r1.store.folder import run_folder
@@ -25,6 +26,7 @@ from agent_r1.store.reader import RunReader, read_file
 from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets import build, is_available
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
+from agent_r1.tasksets.transcripts import make_taskset as transcript_tasks, parse_record, read_transcripts
 from agent_r1.training.build import Placement
 from agent_r1.training.config import LIMITS, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
@@ -32,6 +34,7 @@ from agent_r1.training.mixture import load_mixture
 from agent_r1.training.progress import Progress, StepReport, make_progress
 from agent_r1.training.resume import resolve_resume_config
 from agent_r1.training.run import resume as resume_run, train as start_run
+from agent_r1.training.sft import EPOCHS, sft_layers
 from agent_r1.training.shutdown import request_shutdown
 from agent_r1.training.tables import Table, TrainReport
 from agent_r1.training.user_task import check_agent, check_tasks, load_task_file, make_taskset
@@ -116,6 +119,37 @@ def train(
     Short for ``Trainer(env, tasks, **arguments).train(resume)``; the arguments are those of :class:`Trainer`.
     """
     return Trainer(env, tasks, **arguments).train(resume)
+
+
+@_in_python_words()
+def finetune(
+    transcripts: str | Path | Sequence[Mapping[str, Any]],
+    *,
+    model: str,
+    epochs: float = EPOCHS,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress | None = None,
+    **settings: Any,
+) -> TrainReport:
+    """Fine-tune a model on the assistant's messages of transcripts, in a new run. :func:`resume` continues a run.
+
+    Args:
+        transcripts: a JSON or JSONL file, hf:NAME, or a list of rows ``{"messages": [..], "tools": [..], "split": ..}``
+            in the OpenAI format. Rows of the split "validation" choose the best step.
+        model: a Hugging Face name, a folder, or RUN or RUN@STEP for the weights of a run.
+        epochs: passes over the transcripts, unless ``steps`` is given.
+        callbacks, progress: as for :class:`Trainer`.
+        settings: fields of :class:`~agent_r1.training.config.TrainConfig`.
+    """
+    if isinstance(transcripts, str | Path):
+        given = read_transcripts(Path(transcripts))
+    else:
+        rows = (JsonRecord(Path("transcripts"), number, row) for number, row in enumerate(transcripts, start=1))
+        given = list(map(parse_record, rows))
+    taskset = transcript_tasks(given)
+    layers = sft_layers([Layer("agent_r1.finetune", {"model": model, **settings})], taskset, epochs)
+    shown = _CallbackProgress(progress or _notebook_progress(), callbacks)
+    return _run_outside_event_loop(lambda: start_run(resolve_config(TrainConfig, layers, taskset), taskset, shown))
 
 
 class Trainer:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agent_r1.core.errors import InvalidInput, suggest
+from agent_r1.core.errors import EngineError, InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import EngineMeter, MeteredEngine
@@ -26,6 +26,8 @@ from agent_r1.reward_models.network import RewardModelScorer, is_reward_model, l
 from agent_r1.rewards.scoring import TERMS, FunctionScorer, RewardFunction
 from agent_r1.rollout.agent_loop import Agent
 from agent_r1.rollout.collector import GroupRequest
+from agent_r1.rollout.scripted import ScriptedEngine
+from agent_r1.tasksets.transcripts import Transcripts
 from agent_r1.trainer.fsdp import FsdpTrainer, RankTrainer
 from agent_r1.trainer.protocol import TrainerBackend
 from agent_r1.trainer.ranks import LOCAL_RANKS, RankGroup, RankLauncher
@@ -37,6 +39,7 @@ from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.preflight import check_algorithm_settings, check_reward_weights, check_taskset, validation_splits
 from agent_r1.training.ray import RayCluster, RayRanks, RayServers
 from agent_r1.training.servers import ServerLauncher, VllmServers, find_hardware, plan_devices
+from agent_r1.training.sft import check_transcripts
 
 DEVICES, LORA, MEMORY = "devices", "lora", "memory"
 """Kinds of the events in ``Runtime.events``."""
@@ -139,11 +142,18 @@ def build_runtime(
     devices = placement.processes or str(plan_devices(config, find_hardware()))
     policy, extra, plan = load_and_check(config, taskset)
     trainer, updater = _make_trainer(config, policy, placement, plan)
-    # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
-    engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
+    if config.acts:
+        # The engine gets a copy, because the trainer changes the policy's weights while the engine samples attempts.
+        engine = placement.engine(replace(policy, model=copy_sharing_frozen(policy.model)), config)
+    else:
+        engine = ScriptedEngine(policy.renderer, _refuse_to_sample)
     events, meter = tuple(_events(config, policy, plan, devices)), EngineMeter()
     agent = policy.agent(MeteredEngine(engine, meter), config, config.temperature)
     return Runtime(config, taskset, policy, trainer, updater, engine, placement, plan, agent, meter, extra, events)
+
+
+def _refuse_to_sample(prompt: str) -> str:
+    raise EngineError("a run on transcripts samples nothing")
 
 
 def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple[Scorer, ...], MemoryPlan]:
@@ -153,7 +163,10 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
     policy = load_trained_policy(config, taskset)
-    check_taskset(policy, taskset, ["train", *taskset.evaluation, *validation_splits(config, taskset)])
+    splits = ["train", *taskset.evaluation, *validation_splits(config, taskset)]
+    check_taskset(policy, taskset, splits)
+    if isinstance(taskset.env, Transcripts):
+        check_transcripts(policy, config, taskset.env)
     extra = extra_scorers(config, taskset, policy.tokenizer)
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     return policy, extra, plan

@@ -142,7 +142,9 @@ async def _check(taskset: TaskSet, progress: Progress, n: int, seed: int) -> Che
         progress.print_line(f"{split}: {sum(map(len, checks))} solutions of {len(tasks)} tasks")
         counts[split] = len(tasks)
         failures += [failure for task, own in zip(tasks, checks, strict=True) for failure in _missing(task, own)]
-        played += await _play(list(chain(*checks)), taskset, taskset.env_for_split(split))
+        every = list(chain(*checks))
+        trajectories = await _play(every, taskset, taskset.env_for_split(split))
+        played += [(one, one.failure(trajectory)) for one, trajectory in zip(every, trajectories, strict=True)]
     failures += [CheckFailure(item.task.id, item.solution.name, why) for item, why in played if why is not None]
     gold, wrong = ([why for item, why in played if item.is_gold is kind] for kind in (True, False))
     counted = [SolutionCount(len(kind), kind.count(None)) for kind in (gold, wrong)]
@@ -206,12 +208,23 @@ def _missing(task: Task, checks: Sequence[SolutionCheck]) -> Iterator[CheckFailu
         yield CheckFailure(task.id, "expected_rewards", "its solutions name no reward")
 
 
-async def _play(checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env) -> list[tuple[SolutionCheck, str | None]]:
+async def play_solutions(taskset: TaskSet, split: str, tasks: Sequence[Task]) -> list[Trajectory]:
+    """Play the first gold solution of each task. Raise InvalidInput if a solution does not earn what it should."""
+    assert taskset.solutions is not None
+    env, solutions = taskset.env_for_split(split), taskset.solutions
+    checks = [check for task in tasks for check in _solution_checks(solutions, task)[:1] if check.is_gold]
+    played = await _play(checks, taskset, env)
+    for check, trajectory in zip(checks, played, strict=True):
+        if why := check.failure(trajectory):
+            do = "look at it with 'agent-r1 check'"
+            raise InvalidInput(f"solution of task {check.task.id}", got=why, do=do)
+    return played
+
+
+async def _play(checks: Sequence[SolutionCheck], taskset: TaskSet, env: Env) -> list[Trajectory]:
     agent = ScriptedAgent(env, lambda attempt: checks[attempt.group_id].solution.respond)
     limits = RolloutLimits(concurrency=CONCURRENCY, retries=0)
     collector = Collector(agent, taskset.scorers, NullRecorder(), "check", limits)
     requests = (GroupRequest(index, check.task, 1) for index, check in enumerate(checks))
     async with aclosing(collector.collect(requests)) as groups:
-        return [
-            (checks[group.group_id], checks[group.group_id].failure(group.trajectories[0])) async for group in groups
-        ]
+        return [group.trajectories[0] async for group in groups]

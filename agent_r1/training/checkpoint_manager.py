@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -17,6 +18,7 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.events import CheckpointSaved, Event, LogEvent, PolicyPublished, Recorder
 from agent_r1.core.threads import run_in_thread
 from agent_r1.model.load import read_weights
+from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.store.manifest import (
     CHECKPOINTS,
     STEP,
@@ -46,11 +48,11 @@ from agent_r1.training.checkpoint_files import (
     weights_on_cpu,
 )
 from agent_r1.training.environments import rollout_limits
-from agent_r1.training.evaluate import Method, evaluate_split
+from agent_r1.training.evaluate import Method, attempts, evaluate_split
 from agent_r1.training.metrics import VALIDATION_SUBSET
 from agent_r1.training.monitor import MonitorState
 from agent_r1.training.policy import Policy
-from agent_r1.training.tables import make_cell
+from agent_r1.training.tables import Cell, make_cell, normal_interval
 
 _log = logging.getLogger(__name__)
 
@@ -274,6 +276,8 @@ class CheckpointManager:
         assert split is not None, "the configuration was checked before the run began"
         method = Method("validation", self._agent, self._taskset.env)
         limits = rollout_limits(self._config)
+        if not self._config.acts:
+            return await self._validate_transcripts(step, method, split, limits)
         results = await evaluate_split(method, self._taskset, split, self._config.evaluate_n, limits)
         self._progress = replace(self._progress, validated=step)
         cell = make_cell(results)
@@ -283,6 +287,31 @@ class CheckpointManager:
             _log.warning("%s", text)
             return {}
         measure = " or ".join(sorted({result.measure for result in results if result.failure is None}))
+        await self._record_validation(step, split, measure, cell)
+        metrics = {"validation_em": cell.em, "validation_f1": cell.f1}
+        if self._taskset.subset is not None:
+            by_subset: dict[str, list[float]] = {}
+            for task, result in zip(self._taskset.tasks(split), results, strict=False):
+                if result.failure is None:
+                    by_subset.setdefault(self._taskset.subset(task), []).append(result.em)
+            metrics |= {f"{VALIDATION_SUBSET}{name}": statistics.fmean(ems) for name, ems in by_subset.items()}
+        return metrics
+
+    async def _validate_transcripts(
+        self, step: int, method: Method, split: str, limits: RolloutLimits
+    ) -> dict[str, float]:
+        # By the mean loss of a token. So that more is better, the best step is that of the largest exp(-loss).
+        tasks = self._taskset.tasks(split)[: self._config.evaluate_n]
+        losses = await self._updater.losses(await attempts(method, self._taskset.scorers, tasks, 1, limits))
+        loss = sum(total for total, _ in losses) / sum(count for _, count in losses)
+        low, high = normal_interval([total / count for total, count in losses])
+        likely, half = math.exp(-loss), (high - low) / 2
+        cell = Cell(likely, likely, len(losses), math.exp(-loss - half), math.exp(-loss + half))
+        self._progress = replace(self._progress, validated=step)
+        await self._record_validation(step, split, "probability of a token (geometric mean)", cell)
+        return {"validation_em": likely, "validation_loss": loss}
+
+    async def _record_validation(self, step: int, split: str, measure: str, cell: Cell) -> None:
         data = {"step": step, "split": split, "measure": measure, **asdict(cell)}
         await self._recorder.record(result_event("validation", data))
         before = self._progress.best
@@ -292,14 +321,6 @@ class CheckpointManager:
             self._progress = replace(self._progress, best=BestStep(step, cell.em))
             if self._config.checkpoint_every == 0:
                 self._best_weights = await run_in_thread(weights_on_cpu, self._policy.model)
-        metrics = {"validation_em": cell.em, "validation_f1": cell.f1}
-        if self._taskset.subset is not None:
-            by_subset: dict[str, list[float]] = {}
-            for task, result in zip(self._taskset.tasks(split), results, strict=False):
-                if result.failure is None:
-                    by_subset.setdefault(self._taskset.subset(task), []).append(result.em)
-            metrics |= {f"{VALIDATION_SUBSET}{name}": statistics.fmean(ems) for name, ems in by_subset.items()}
-        return metrics
 
     def _take_snapshot(self) -> Snapshot:
         self._saved_step = self._progress.step

@@ -33,7 +33,7 @@ from agent_r1.rewards.scoring import TERMS
 from agent_r1.rollout.context_policy import ContextPolicyConfig
 from agent_r1.sandbox.config import SandboxLevel
 from agent_r1.store.saved_weights import find_folder
-from agent_r1.tasksets import TASKSETS, is_available
+from agent_r1.tasksets import TASKSETS, TRANSCRIPTS, is_available
 from agent_r1.tasksets.files import is_hub
 from agent_r1.trackers import TrackerName
 from agent_r1.trainer.config import TrainerConfig
@@ -363,6 +363,11 @@ class TrainConfig(RunConfig):
     profile: int = Field(default=0, ge=0)
     """Number of optimizer steps between printed tables. Each table shows the time of each part of a step, as the mean
     over these steps. The table after the last step shows the mean over all steps. 0: the time is not measured."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the policy makes attempts. In a run on transcripts, others have written all answers."""
+        return self.taskset != TRANSCRIPTS
 
     @field_validator("shuffle_rewards")
     @classmethod

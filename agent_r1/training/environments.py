@@ -23,6 +23,7 @@ from agent_r1.rollout.collector import RolloutLimits
 from agent_r1.rollout.context_policy import Append, build_context_policy
 from agent_r1.rollout.session import Rollout
 from agent_r1.store.manifest import hash_file
+from agent_r1.tasksets.transcripts import Transcripts
 from agent_r1.training.config import RunConfig, TasksetConfig
 from agent_r1.training.preflight import data_hashes
 from agent_r1.training.user_task import check_agent, import_file
@@ -68,6 +69,12 @@ def make_rollout(agent: Agent | ApiAgent, env: Env) -> Rollout:
     if isinstance(env, AgentProgramEnv):
         assert isinstance(agent, Agent), "api_methods refuses models behind an API"
         return AgentProgram(env.function, agent, env.host)
+    if isinstance(env, Transcripts):
+        from agent_r1.renderers.template_renderer import TemplateRenderer  # imports transformers
+        from agent_r1.rollout.scripted import ScriptedAgent
+
+        assert isinstance(agent, Agent) and isinstance(agent.renderer, TemplateRenderer)
+        return ScriptedAgent(env, lambda attempt: env.responder(attempt.task), agent.renderer)
     return AgentLoop(agent, env)
 
 

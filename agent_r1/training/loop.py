@@ -277,6 +277,9 @@ async def _record_step(
         "tokens": float(tokens),
         **extra_measures(run.runtime.taskset, trajectories),
     }
+    if not run.runtime.config.acts:  # the transcripts have no scores of their own
+        made_up = ("reward", "em", "reward_spread", "constant_groups", "policy_loss", "clip_fraction", "kl_old")
+        metrics = {key: value for key, value in metrics.items() if key not in made_up}
     fates = [
         AttemptFate(one.attempt, "trained", update.step, credit=one.advantage_sum)
         if isinstance(one, Trained)

@@ -245,7 +245,7 @@ def _plan(
 def _uses_for_tokens(
     model: PreTrainedModel, config: TrainConfig, context: int, tokens: int, shares: bool
 ) -> Iterator[MemoryUse]:
-    if config.engine.backend == "embedded":
+    if config.engine.backend == "embedded" and config.acts:
         attempts = min(config.concurrency, config.groups_per_step * config.group_size)
         rows = -(-attempts // config.engine.max_sequences) * config.engine.max_sequences
         is_native = wants_native(config.engine.decode_step, model) and find_compiler() is not None
@@ -266,14 +266,15 @@ def _uses_for_tokens(
 
 def _uses_for_weights(model: PreTrainedModel, config: TrainConfig, copies: bool) -> Iterator[MemoryUse]:
     needs, kl, lora = config.algorithm.needs, config.algorithm.kl, config.trainer.lora
-    computed, served = DTYPES[config.trainer.dtype].itemsize, DTYPES[config.engine.dtype].itemsize
+    computed = DTYPES[config.trainer.dtype].itemsize
+    served = DTYPES[config.engine.dtype].itemsize if config.acts else 0  # the engine's own weights
     parameters, on_cpu = _count_weights(model), model.device.type == "cpu"
     trained = 1 + ("critic" in needs)
     computing = trained * computed if config.trainer.dtype != "float32" else 0
     changing = kl is not None and kl.sync_steps > 0 and config.trainer.dtype != "float32"
     changed = served + computing + (trained - 1 + changing) * FLOAT32  # bytes for each weight that training changes
     if lora.rank:  # policy, critic, reference and an engine of the same type share the frozen weights
-        frozen = ((served != computed) * served + ("teacher" in needs) * computed) * parameters
+        frozen = ((served not in (0, computed)) * served + ("teacher" in needs) * computed) * parameters
         size = _without_data(model, lambda: adapter_weights(model, lora))
     else:
         frozen = (("reference" in needs) + ("teacher" in needs)) * computed * parameters

@@ -145,6 +145,11 @@ def format_step(report: StepReport, steps: int, elapsed: float, taken: int = 0) 
         'step 3/12  reward 0.500  EM 0.250  f1 0.400  1234 tokens/s  18 s left'
     """
     left = elapsed / (report.step - taken) * (steps - report.step)
+    if "sft_loss" in report.metrics and "reward" not in report.metrics:  # of transcripts
+        shown = [f"step {report.step}/{steps}", f"loss {report.metrics['sft_loss']:.4f}"]
+        if "validation_loss" in report.metrics:
+            shown.append(f"validation {report.metrics['validation_loss']:.4f}")
+        return "  ".join([*shown, f"{report.tokens_per_second:.0f} tokens/s", f"{format_duration(left)} left"])
     shown = [f"step {report.step}/{steps}", f"reward {report.reward:z.3f}"]
     shown += [] if report.em is None else [f"EM {report.em:z.3f}"]
     means = {key.removeprefix(REWARD_MEAN): mean for key, mean in report.metrics.items() if key.startswith(REWARD_MEAN)}

@@ -73,7 +73,7 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     if complete and (after.steps, after.stop_after) == (before.steps, before.stop_after):
         got = f"{folder}, which is complete: it took its {taken} step{'s' * (taken != 1)}"
         do = f"give more --steps{' and another --stop_after' * (taken < before.steps)} to continue"
-        if file is not None or is_available(before.taskset):
+        if before.acts and (file is not None or is_available(before.taskset)):
             of_file = "" if file is None else f"{path_argument(file)} "
             do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)

@@ -41,6 +41,7 @@ from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
 from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
+from agent_r1.training.sft import keep_transcripts
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, Table, TrainReport, table_json
 
@@ -73,6 +74,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     # The folder is created last, so that a run with wrong input leaves no folder behind.
     with closing(create_run(folder, config.model_dump(mode="json"))) as writer:
         keep_for_branch(Path(config.model))
+        keep_transcripts(config, taskset, folder)
         start = initial_state(runtime.updater)
         start = replace(start, events=(*start.events, *parents, *data_events, *arithmetic_events(runtime)))
         return _train_and_close(runtime, start, writer, folder, progress)
@@ -236,13 +238,14 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
     # Print what a person wants to know before the first step. All other events are only recorded.
     config, taskset = runtime.config, runtime.taskset
     devices = [event.detail for event in runtime.events if event.kind == DEVICES] or [runtime.policy.model.device.type]
+    each = f"tasks with {config.group_size} attempts each" if config.acts else "transcripts"
     progress.print_line(
         f"training {config.model} on {taskset.name} with {config.algorithm.name} ({', '.join(devices)}): "
-        f"{config.steps} steps of {config.groups_per_step} tasks with {config.group_size} attempts each"
+        f"{config.steps} steps of {config.groups_per_step} {each}"
     )
     look = f"agent-r1 show {run_argument(folder)}, or in the browser: agent-r1 view"
     progress.print_line(f"stored in {folder}; to look at it: {look}")
-    if config.model == "tiny-base" and taskset.name != "tinywiki":
+    if config.model == "tiny-base" and taskset.name != "tinywiki" and config.acts:
         progress.print_line("note: tiny-base knows the words of TinyWiki only; for other tasks give --model")
     for env in named_envs(taskset.env_for_split("train")).values():
         if not env.tools and not isinstance(env, EnvByTask) and not type(env).__module__.startswith("agent_r1."):
@@ -309,7 +312,7 @@ def _frozen_objects() -> Iterator[None]:
 async def _compare(run: TrainingRun, steps: int, seconds: float) -> TrainReport:
     # The base model is loaded again, because training has changed the policy's weights.
     runtime, config, taskset = run.runtime, run.runtime.config, run.runtime.taskset
-    if config.evaluate_n == 0:
+    if config.evaluate_n == 0 or not taskset.evaluation:
         return TrainReport(run.folder, steps, seconds, Table({}, {}), resumed_from=run.start.progress.step)
     base_policy = load_policy(config, taskset, config.engine.dtype)
     base_engine = runtime.placement.engine(base_policy, config)

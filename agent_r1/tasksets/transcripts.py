@@ -1,0 +1,194 @@
+"""Transcripts: conversations that others have written, from which a model learns by imitation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from agent_r1.core.environment import RolloutContext, Transition
+from agent_r1.core.files import JsonRecord, atomic_write
+from agent_r1.core.messages import Action, Message, ToolSpec, from_openai, to_openai
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import Responder, TaskSet
+from agent_r1.core.trajectory import Trajectory
+from agent_r1.rewards.scoring import FunctionScorer
+from agent_r1.tasksets import TRANSCRIPTS
+from agent_r1.tasksets.files import nonempty_splits, read_rows
+
+EXAMPLE = "example"
+"""The reward of each transcript, 1: the algorithm sft imitates what has a positive return."""
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation, of which a model learns to write the messages of the assistant."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()  # the tools that the prompt describes
+    split: str = TRAIN  # "train", or "validation"
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """The messages before the first one of the assistant."""
+        return tuple(takewhile(lambda message: message.role != "assistant", self.messages))
+
+    @property
+    def answers(self) -> tuple[Message, ...]:
+        """The messages of the assistant."""
+        return tuple(message for message in self.messages if message.role == "assistant")
+
+    def observation(self, turn: int) -> tuple[Message, ...]:
+        """Return the messages between the answers ``turn`` and ``turn + 1``, counted from 0."""
+        places = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
+        return self.messages[places[turn] + 1 : (*places, len(self.messages))[turn + 1]]
+
+    def to_openai(self) -> dict[str, Any]:
+        """Return the transcript as a row of a JSONL file. :func:`parse` reads it."""
+        tools = {"tools": [tool.to_openai() for tool in self.tools]} if self.tools else {}
+        return {"messages": [to_openai(message) for message in self.messages], **tools, "split": self.split}
+
+
+def parse(row: Mapping[str, Any]) -> Transcript:
+    """Return the transcript in a row ``{"messages": [..], "tools": [..], "split": ".."}`` in the OpenAI format.
+
+    Tools can also be JSON text, as in many data sets. Raise ValueError if the row is no transcript.
+    """
+    messages, tools, split = row.get("messages"), row.get("tools") or [], row.get("split") or TRAIN
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError("no list of messages under 'messages'")
+    for number, message in enumerate(messages):
+        if message.get("weight", 1) != 1:
+            raise ValueError(f"message {number} has the weight {message['weight']}, but each answer is learned")
+    if isinstance(tools, str):
+        tools = json.loads(tools)
+    if split not in (TRAIN, VALIDATION):
+        raise ValueError(f"the split {split!r}, which is neither {TRAIN!r} nor {VALIDATION!r}")
+    transcript = Transcript(tuple(map(from_openai, messages)), tuple(map(parse_tool, tools)), split)
+    roles = [message.role for message in transcript.messages]
+    if "assistant" not in roles:
+        raise ValueError("no message of the assistant, from which a model could learn")
+    if roles[0] == "assistant":
+        raise ValueError("a message of the assistant at its beginning, before any prompt")
+    twice = next((place for place in range(1, len(roles)) if roles[place - 1 : place + 1] == ["assistant"] * 2), None)
+    if twice is not None:
+        raise ValueError(f"two messages of the assistant in a row, of which message {twice} is the second")
+    return transcript
+
+
+def parse_tool(tool: Any) -> ToolSpec:
+    """Return the tool that an OpenAI-style dictionary describes. Raise ValueError if it describes none."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"a tool without a name: {tool!r:.80}")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return ToolSpec(function["name"], function.get("description") or "", parameters)
+
+
+def read_transcripts(data: Path) -> list[Transcript]:
+    """Return the transcripts of a JSON or JSONL file, or of a data set on the hub."""
+    return [parse_record(record) for record in read_rows(data)]
+
+
+def parse_record(record: JsonRecord) -> Transcript:
+    """Return the transcript in a row. Raise InvalidInput if the row is no transcript."""
+    try:
+        return parse(record.values)
+    except ValueError as error:
+        do = 'give rows {"messages": [..], "tools": [..]} in the OpenAI format'
+        raise record.error(str(error), do) from error
+
+
+def write_transcripts(path: Path, transcripts: Sequence[Transcript]) -> None:
+    """Write transcripts to a JSONL file, as a whole or not at all."""
+    lines = [json.dumps(one.to_openai(), ensure_ascii=False) + "\n" for one in transcripts]
+    atomic_write(path, "".join(lines).encode())
+
+
+@dataclass(slots=True)
+class Transcripts:
+    """The environments of transcripts, in which a script writes the answers (see ``responder``)."""
+
+    by_task: Mapping[str, Transcript]
+    tools: tuple[ToolSpec, ...] = ()
+
+    def for_task(self, task: Task) -> _TranscriptEnv:
+        return _TranscriptEnv(self.by_task[task.id])
+
+    async def open(self, task: Task, context: RolloutContext) -> _Episode:
+        return await self.for_task(task).open(task, context)
+
+    def responder(self, task_id: str) -> Responder:
+        """Return the script that writes the answers of a transcript."""
+        answers = self.by_task[task_id].answers
+        return lambda conversation, turn: answers[turn]
+
+
+class _TranscriptEnv:
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+        self.tools = transcript.tools
+
+    async def open(self, task: Task, context: RolloutContext) -> _Episode:
+        return _Episode(self._transcript, self._transcript.opening)
+
+
+@dataclass(slots=True)
+class _Episode:
+    transcript: Transcript
+    start: tuple[Message, ...]
+    turn: int = 0
+
+    async def step(self, action: Action) -> Transition:
+        given, turn = self.transcript.answers, self.turn
+        # The ids of calls are those of the parsed action, as in any other episode.
+        pairs = zip(given[turn].calls, action.message.calls, strict=False)
+        ids: dict[str | None, str] = {before.id: after.id for before, after in pairs}
+        observation = self.transcript.observation(turn)
+        messages = tuple(replace(one, call_id=ids.get(one.call_id, one.call_id)) for one in observation)
+        self.turn += 1
+        return Transition(messages, end="terminal" if self.turn == len(given) else None)
+
+    async def close(self) -> None:
+        return None
+
+
+def build(data: Path) -> TaskSet:
+    """Build the task set of the transcripts in ``data``, with the splits "train" and "validation"."""
+    return make_taskset(read_transcripts(data), data)
+
+
+def make_taskset(transcripts: Sequence[Transcript], source: Path = Path(TRANSCRIPTS)) -> TaskSet:
+    """Return the task set of ``transcripts``, which come from ``source``."""
+    names = [f"transcript/{number}" for number in range(1, len(transcripts) + 1)]
+    by_task = dict(zip(names, transcripts, strict=True))
+    splits: dict[str, list[Task]] = {TRAIN: [], VALIDATION: []}
+    for name, transcript in by_task.items():
+        # the data are the whole transcript, so that the hash of the tasks covers it
+        splits[transcript.split].append(Task(name, transcript.opening, transcript.to_openai(), transcript.split))
+    return TaskSet(
+        name=TRANSCRIPTS,
+        env=Transcripts(by_task),
+        tasks=nonempty_splits(splits, source),
+        scorers=(FunctionScorer({EXAMPLE: _one}),),
+        recipe={"algorithm": "sft", "group_size": 1, "trainer.learning_rate": 2e-5},
+        evaluation=(),
+        validation=VALIDATION if splits[VALIDATION] else None,
+        rewards=(EXAMPLE,),
+    )
+
+
+def _one(trajectory: Trajectory, task: Task) -> float:
+    return 1.0
+
+
+def transcripts_of(trajectory: Trajectory, tools: Sequence[ToolSpec], split: str = TRAIN) -> Iterator[Transcript]:
+    """Yield the conversations of an attempt as transcripts. ``tools`` are those of the run."""
+    for branch in trajectory.branches:
+        own = tuple(tools) if branch.tools is None else branch.tools
+        yield Transcript(branch.messages, own, split)

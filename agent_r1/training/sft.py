@@ -1,0 +1,141 @@
+"""Supervised fine-tuning: a run that imitates transcripts. It is saved, resumed and verified as any other run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import Layer, resolve
+from agent_r1.core.environment import RolloutContext
+from agent_r1.core.errors import InvalidInput
+from agent_r1.core.task import Task
+from agent_r1.core.taskset import TaskSet
+from agent_r1.core.trajectory import AttemptId, Status, Trajectory
+from agent_r1.rollout.scripted import ScriptedAgent
+from agent_r1.store.folder import default_run_name, run_folder
+from agent_r1.store.reader import AttemptFilter, RunReader, read_tools
+from agent_r1.tasksets import TRANSCRIPTS
+from agent_r1.tasksets.transcripts import (
+    TRAIN,
+    VALIDATION,
+    Transcript,
+    Transcripts,
+    parse_tool,
+    transcripts_of,
+    write_transcripts,
+)
+from agent_r1.training.check import play_solutions
+from agent_r1.training.config import TrainConfig
+from agent_r1.training.policy import Policy
+
+FILE = "transcripts.jsonl"
+"""The file in the folder of a run with the transcripts that it imitates."""
+
+EPOCHS, BATCH = 3.0, 16
+"""The defaults: passes over the transcripts, and transcripts per optimizer step."""
+
+PAGE = 2000
+
+
+def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list[Layer]:
+    """Return the settings of a run that imitates the transcripts of ``taskset``. ``layers`` are what the user gave."""
+    given = resolve(TrainConfig, layers, build=False)
+    run = given.run or default_run_name("sft", Path(given.model).name or "run", datetime.now())
+    own = {"run": run, "taskset": TRANSCRIPTS, "data": str((run_folder(run) / FILE).absolute())}
+    number = len(taskset.tasks(TRAIN))
+    batch = given.groups_per_step if "groups_per_step" in given.model_fields_set else min(BATCH, number)
+    per_epoch = -(-number // batch)
+    steps = max(1, round(epochs * number / batch))
+    defaults: dict[str, Any] = {"groups_per_step": batch, "steps": steps}
+    if taskset.validation is not None:
+        defaults["evaluate_every"] = min(per_epoch, steps)
+    return [Layer("sft", own), *layers, Layer("defaults of sft", defaults)]
+
+
+def keep_transcripts(config: TrainConfig, taskset: TaskSet, folder: Path) -> None:
+    """Write the transcripts of a new run to its folder, from which the run is resumed."""
+    if isinstance(taskset.env, Transcripts) and config.data == (folder / FILE).absolute():
+        write_transcripts(folder / FILE, list(taskset.env.by_task.values()))
+
+
+def check_transcripts(policy: Policy, config: TrainConfig, env: Transcripts) -> None:
+    """Raise InvalidInput if the chat template would write a transcript otherwise, or if one is too long."""
+    if config.temperature != 1:
+        do = "leave it out: a model learns the transcripts at temperature 1"
+        raise InvalidInput("temperature", got=config.temperature, do=do)
+    for name, transcript in env.by_task.items():
+        if reason := _find_fault(policy, name, transcript):
+            do = "repair or remove it: the model would learn something else than the transcript says"
+            raise InvalidInput(name, got=reason, do=do)
+
+
+def _find_fault(policy: Policy, name: str, transcript: Transcript) -> str | None:
+    trajectory = asyncio.run(_replay(policy, name, transcript))
+    if trajectory.status is not Status.COMPLETED:
+        return trajectory.reason or str(trajectory.status)
+    longest = max(len(trajectory.prompt_ids(turn)) + len(turn.action_ids) for turn in trajectory.turns)
+    if longest > policy.context_length:
+        return f"{longest} tokens, but the context has {policy.context_length} (--context)"
+    for number, (turn, given) in enumerate(zip(trajectory.turns, transcript.answers, strict=True)):
+        # a policy stops at the first end token
+        is_cut = not set(turn.action_ids[:-1]).isdisjoint(policy.renderer.stop_token_ids)
+        if is_cut or not policy.renderer.reads_back(turn.action.message, given):
+            return f"answer {number}, which the chat template writes as {turn.action.text[:200]!r}"
+    return None
+
+
+async def _replay(policy: Policy, name: str, transcript: Transcript) -> Trajectory:
+    env = Transcripts({name: transcript})
+    agent = ScriptedAgent(env, lambda attempt: env.responder(name), policy.renderer)
+    (trajectory,) = await agent.run(Task(name, transcript.opening), RolloutContext(AttemptId("check", name, 0, 0), 0))
+    return trajectory
+
+
+def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
+    """Return the different attempts of a run whose return is at least ``min_reward``.
+
+    Attempts that were cut off, or that have a call that cannot be read, are left out.
+    """
+    found: dict[str, Transcript] = {}
+    with closing(RunReader(run)) as reader:
+        tools = [parse_tool(tool) for tool in read_tools(reader)]
+        for offset in count(0, PAGE):
+            page = reader.list_attempts(AttemptFilter(min_reward=min_reward), limit=PAGE, offset=offset)
+            for summary in page:
+                trajectory = reader.trajectory(summary.attempt)
+                if trajectory is None or trajectory.truncated:
+                    continue
+                if any(call.error for turn in trajectory.turns for call in turn.action.message.calls):
+                    continue
+                for transcript in transcripts_of(reader.with_images(trajectory), tools):
+                    found.setdefault(json.dumps(transcript.to_openai(), sort_keys=True), transcript)
+            if len(page) < PAGE:
+                break
+    if not found:
+        do = "lower --min_reward, or name another run"
+        raise InvalidInput("--from", got=f"{run}, without an attempt whose reward is {min_reward:g} or more", do=do)
+    return list(found.values())
+
+
+def solutions_of(taskset: TaskSet, number: int) -> list[Transcript]:
+    """Return the solutions of the first ``number`` training tasks, and of a tenth as many validation tasks.
+
+    They are played in the environment of the task set, so that the tools answer as they answer the policy.
+    """
+    if taskset.solutions is None:
+        do = "give a task set that has some: see docs/environments.md"
+        raise InvalidInput("--from_solutions", got=f"{taskset.name}, which has no solutions", do=do)
+    wanted = {TRAIN: number} | ({} if taskset.validation is None else {taskset.validation: max(1, number // 10)})
+    found: list[Transcript] = []
+    for split, most in wanted.items():
+        env = taskset.env_for_split(split)
+        trajectories = asyncio.run(play_solutions(taskset, split, taskset.tasks(split)[:most]))
+        for trajectory in trajectories:
+            found += transcripts_of(trajectory, env.tools, TRAIN if split == TRAIN else VALIDATION)
+    return found
