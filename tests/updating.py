@@ -25,6 +25,7 @@ def make_updater(
     seed: int = 0,
     steps: int = 1000,
     teacher: PreTrainedModel | None = None,
+    example_coef: float = 0.0,
     **config: Any,
 ) -> PolicyUpdater:
     """Return an updater that trains ``model`` in this process; ``config`` are fields of TrainerConfig."""
@@ -32,7 +33,10 @@ def make_updater(
         algorithm = build_algorithm(algorithm, {})
     settings = TrainerConfig(**config)
     trainer = SingleProcessTrainer(model, algorithm, settings, temperature=temperature, teacher=teacher)
-    return PolicyUpdater(trainer, algorithm, settings, reward_weights=reward_weights or {}, seed=seed, steps=steps)
+    weights = reward_weights or {}
+    return PolicyUpdater(
+        trainer, algorithm, settings, reward_weights=weights, seed=seed, steps=steps, example_coef=example_coef
+    )
 
 
 def update(updater: PolicyUpdater, groups: Sequence[Group]) -> UpdateReport:

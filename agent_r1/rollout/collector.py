@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from agent_r1.core.environment import ModelClient, RolloutContext
 from agent_r1.core.events import AttemptFinished, AttemptStarted, Event, Recorder
@@ -25,6 +26,19 @@ from agent_r1.core.trajectory import (
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
 from agent_r1.rollout.user_code import isolate, validate_rewards
 from agent_r1.tools.execution import run_detached
+
+
+class Request(Protocol):
+    """A request for a group of attempts. Its task is read when the group starts."""
+
+    @property
+    def group_id(self) -> int: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +64,11 @@ class RolloutLimits:
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
 """Seconds that a rollout has after its deadline to close its episode. After this time, the rollout is cancelled."""
 
-Acquire = Callable[[GroupRequest], Awaitable[int]]
+Acquire = Callable[[Request], Awaitable[int]]
 """A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
 
 
-async def _start_at_once(request: GroupRequest) -> int:
+async def _start_at_once(request: Request) -> int:
     return 0
 
 
@@ -65,11 +79,19 @@ class NullRecorder:
         return None
 
 
+Example = Callable[[Task, Sequence[Trajectory]], Rollout | None]
+
+
+def no_example(task: Task, attempts: Sequence[Trajectory]) -> None:
+    return None
+
+
 class Collector:
     """Runs groups of attempts, scores them and records them.
 
-    ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``models``
-    are those that environments can query, by role.
+    ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``example``
+    returns for a task and its scored attempts a rollout that solves it, or None: its trajectory is the group's example.
+    ``models`` are those that environments can query, by role.
     """
 
     def __init__(
@@ -82,15 +104,16 @@ class Collector:
         *,
         seed: int = 0,
         greedy: Rollout | None = None,
+        example: Example = no_example,
         models: Mapping[str, ModelClient] | None = None,
     ) -> None:
         self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
         self._recorder, self._run, self._limits = recorder, run, limits
-        self._seed, self._models = seed, models or {}
+        self._seed, self._models, self._example = seed, models or {}, example
         self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(
-        self, requests: Iterable[GroupRequest], acquire: Acquire = _start_at_once
+        self, requests: Iterable[Request], acquire: Acquire = _start_at_once
     ) -> AsyncGenerator[Group, None]:
         """Yield the groups in the order of ``requests``, each after all its attempts are complete.
 
@@ -110,7 +133,7 @@ class Collector:
                     unfinished.cancel()
 
     async def _start_groups(
-        self, requests: Iterable[GroupRequest], acquire: Acquire, started: asyncio.Queue[asyncio.Task[Group] | None]
+        self, requests: Iterable[Request], acquire: Acquire, started: asyncio.Queue[asyncio.Task[Group] | None]
     ) -> None:
         try:
             for request in requests:
@@ -124,7 +147,7 @@ class Collector:
         finally:
             await started.put(None)
 
-    async def _run_group(self, request: GroupRequest, version: int) -> Group:
+    async def _run_group(self, request: Request, version: int) -> Group:
         task, size = request.task, request.size
         rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
@@ -136,7 +159,17 @@ class Collector:
         compared, greedy = await asyncio.gather(self._score(final[:size], task), self._score(final[size:], task))
         await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *greedy)))
         retried = tuple(trajectory for same_index in tries for trajectory in same_index[:-1])
-        return Group(request.group_id, task, compared, next(iter(greedy), None), retried)
+        example = await self._play_example(compared, task, AttemptId(self._run, task.id, request.group_id, len(ids)))
+        return Group(request.group_id, task, compared, next(iter(greedy), None), retried, example)
+
+    async def _play_example(self, compared: Sequence[Trajectory], task: Task, id: AttemptId) -> Trajectory | None:
+        rollout = self._example(task, compared)
+        if rollout is None:
+            return None
+        await self._recorder.record(AttemptStarted(id, task.env_split, 0))
+        (example,) = await self._score([await self._run_attempt(rollout, task, id)], task)
+        await self._recorder.record(AttemptFinished(example))
+        return example
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
         trajectories = [await self._run_attempt(rollout, task, id)]
@@ -240,7 +273,8 @@ class StalenessController:
     number of groups that the current step takes, as far as known now.
 
     A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
-    steps, takes the group. So each group that starts is taken by a step.
+    steps, takes the group. So each group that starts is taken by a step. Before groups start, ``on_allowed`` is called
+    with the number of all groups that are allowed.
     """
 
     def __init__(
@@ -252,6 +286,7 @@ class StalenessController:
         refill: int = 0,
         taken: int = 0,
         version: int = 0,
+        on_allowed: Callable[[int], None] = lambda groups: None,
     ) -> None:
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
         self._max_groups = groups_per_step * (1 + refill)
@@ -260,12 +295,14 @@ class StalenessController:
         self._wanted = groups_per_step
         self._version = version
         self._changed = asyncio.Condition()
+        self._on_allowed = on_allowed
+        on_allowed(self._certain_groups())
 
     @property
     def groups_wanted(self) -> int:
         return self._wanted
 
-    async def acquire(self, request: GroupRequest) -> int:
+    async def acquire(self, request: Request) -> int:
         """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights."""
         async with self._changed:
             await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
@@ -279,6 +316,7 @@ class StalenessController:
         """Let the current step take one more group. Call this method if a group of the step had no training signal."""
         async with self._changed:
             self._wanted = min(self._wanted + 1, self._max_groups)
+            self._on_allowed(self._certain_groups())
             self._changed.notify_all()
 
     async def on_step_end(self, version: int) -> None:
@@ -288,4 +326,5 @@ class StalenessController:
             self._wanted = self._groups_per_step
             self._steps_left -= 1
             self._version = version
+            self._on_allowed(self._certain_groups())
             self._changed.notify_all()

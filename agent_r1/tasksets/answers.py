@@ -10,9 +10,9 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, script
 from agent_r1.rewards.scoring import gold_answers
 
 
-def answer(text: str) -> Message:
-    """Return the assistant's message ``<answer>text</answer>``."""
-    return Message.assistant(f"<answer>{text}</answer>")
+def answer(text: str, thought: str = "") -> Message:
+    """Return the assistant's message ``<answer>text</answer>``, after a thought."""
+    return Message.assistant(f"{thought}<answer>{text}</answer>")
 
 
 def reference(name: str, *messages: Message) -> ReferenceSolution:
@@ -21,7 +21,12 @@ def reference(name: str, *messages: Message) -> ReferenceSolution:
 
 
 def answer_solutions(
-    task: Task, searches: tuple[Message, ...], other: str, max_turns: int, full: Mapping[str, float]
+    task: Task,
+    searches: tuple[Message, ...],
+    other: str,
+    max_turns: int,
+    full: Mapping[str, float],
+    thought: str = "",
 ) -> ReferenceSolutions:
     """Return right and wrong reference solutions of the question ``task``.
 
@@ -30,10 +35,11 @@ def answer_solutions(
             messages.
         other: a wrong answer, for example the answer of another task.
         full: for each reward, by name, the number that right solutions reach and wrong solutions do not.
+        thought: the text before the answer that follows the searches.
     """
     first, *aliases = gold_answers(task)
     gold = (
-        reference("the answer, after its searches", *searches, answer(first)),
+        reference("the answer, after its searches", *searches, answer(first, thought)),
         reference("the answer", answer(first)),
         *(reference(f"its other name {alias!r}", answer(alias)) for alias in aliases),
     )

@@ -422,7 +422,9 @@ class FsdpTrainer:
         self, batch: PreparedBatch, *, scale: float = 1.0, modules: Collection[Module] = MODULES
     ) -> PassStats:
         stats = join_passes(self._call("forward_backward", batch, scale, frozenset(modules)))
-        self._last_pass = (stats.loss, frozenset(modules))
+        # several passes can accumulate their gradients for one optimizer step
+        loss, before = self._last_pass or (0.0, frozenset())
+        self._last_pass = (loss + stats.loss, before | frozenset(modules))
         return stats
 
     def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:

@@ -148,7 +148,9 @@ class SingleProcessTrainer:
             blocks_of(batch.batch.sequences, self._algorithm),
             lambda models: forward_backward(models, self._algorithm, batch, scale, modules),
         )
-        self._last_pass = (stats.loss, frozenset(modules))
+        # several passes can accumulate their gradients for one optimizer step
+        loss, before = self._last_pass or (0.0, frozenset())
+        self._last_pass = (loss + stats.loss, before | frozenset(modules))
         return stats
 
     def optim_step(self, learning_rate_factor: float = 1.0) -> OptimStats:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from agent_r1.algorithms.advantages.returns import AgainstRole
 from agent_r1.algorithms.algorithm import Algorithm
-from agent_r1.algorithms.ops import MIN_STD, effective_share
-from agent_r1.algorithms.types import ModelOutputs
+from agent_r1.algorithms.ops import MIN_STD, RETURN_TOLERANCE, effective_share
+from agent_r1.algorithms.types import ModelOutputs, TokenWeights
 from agent_r1.algorithms.validation import check_algorithm
 from agent_r1.core.events import TokenRecord
 from agent_r1.core.inference import PolicyVersion, WeightUpdate
@@ -52,6 +52,7 @@ from agent_r1.trainer.protocol import (
 NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "no token has an advantage"
 GREEDY = "greedy attempt, to compare with"
+EXAMPLE = "example: a solution that was imitated, and not an attempt of the policy"
 REJECTED = "rejected: sampler and trainer disagree"
 MASKED = "no token has a policy loss: all are masked or rejected"
 
@@ -111,7 +112,7 @@ class PolicyUpdater:
     """Trains a policy on groups of attempts. ``trainer`` computes the gradients and the optimizer steps.
 
     ``seed`` determines how trajectories are divided into minibatches. In each update, the attempts of at most
-    ``record_groups`` groups get token records.
+    ``record_groups`` groups get token records. ``example_coef`` is the weight of the imitation loss of examples.
     """
 
     def __init__(
@@ -125,16 +126,18 @@ class PolicyUpdater:
         seed: int,
         steps: int,
         record_groups: int = 0,
+        example_coef: float = 0.0,
     ) -> None:
         check_algorithm(algorithm)
         self._trainer, self._algorithm, self._config = trainer, algorithm, config
         self._learning_rate_factor = learning_rate_schedule(config.schedule, steps)
-        self._seed, self._record_groups = seed, record_groups
+        self._seed, self._record_groups, self._example_coef = seed, record_groups, example_coef
         self._reward_weights, self._reward_schedules = dict(reward_weights), dict(reward_schedules)
         self._step = self._version = 0
         self._kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coefficient
         self._role_baselines: dict[str, float] = {}
         self._published: WeightUpdate | None = None
+        self._example_losses: list[float] = []
         # All updates run in one thread, because glibc keeps the freed memory of each thread for this thread alone.
         self._thread = WorkerThread("update")
         packing: Packing = pack_prefix_tree if trainer.supports_tree_attention else pack_causal
@@ -181,20 +184,31 @@ class PolicyUpdater:
             if "critic" in self._algorithm.needs:
                 metrics["critic_learning_rate"] = factor * self._config.critic_learning_rate
             records: tuple[TokenRecord, ...] = ()
+            steps: list[OptimizerStep] = []
+            is_changed = False
             outcomes: list[Outcome] = [*kept.excluded, *untrained_outcomes([selected.group for selected in groups])]
+            examples = self._prepare_examples([selected.group for selected in groups])
             if kept.samples:
                 prepared = self._prepare(kept.samples)
-                steps = self._optimize(prepared, factor)
+                steps = self._optimize(prepared, factor, examples)
                 if steps:
                     metrics |= pass_metrics(prepared, steps, self._version, self._algorithm)
                     records = make_token_records(kept.samples, prepared, steps, self._record_groups)
-                self._version += any(POLICY in step.modules and step.optim.applied for step in steps)
+                is_changed = any(POLICY in step.modules and step.optim.applied for step in steps)
                 reference = prepared.outputs.reference_logprobs
                 if kl is not None and reference is not None:  # adapt the coefficient to the divergence on this batch
                     divergence = kl_reference(prepared.batch, reference)
                     self._kl_coef = kl.adapt_coefficient(self._kl_coef, divergence, len(prepared.batch.attempts))
                 without_loss = REJECTED if self._algorithm.token_mask is None else MASKED
                 outcomes = [*batch_outcomes(prepared, steps, without_loss), *outcomes]
+            if examples is not None and not any(POLICY in step.modules for step in steps):
+                self._imitate(examples)  # the step has nothing else to learn from
+                is_changed = self._trainer.optim_step(factor).applied
+            if self._example_losses:
+                metrics["examples"] = float(len(examples.batch.attempts)) if examples is not None else 0.0
+                metrics["example_loss"] = fmean(self._example_losses)
+                self._example_losses = []
+            self._version += is_changed
             if kl is not None and kl.sync_steps:
                 is_due = self._step % kl.sync_steps == 0
                 if is_due:
@@ -246,6 +260,26 @@ class PolicyUpdater:
         }
         self._published = None
 
+    def _prepare_examples(self, groups: Sequence[Group]) -> PreparedBatch | None:
+        # The examples are a batch of their own, so that they are in no baseline and in no metric of the policy. Their
+        # loss is coef / G sum_e mean_t -log pi(e_t), for the examples e of G groups.
+        given = [replace(one, trajectories=(one.example,), greedy=None) for one in groups if one.example is not None]
+        if not given or not self._example_coef or self._step <= self._algorithm.warmup:
+            return None
+        samples = select_trainable(given, self._reward_weights).samples
+        if not samples:
+            return None
+        batch = assemble_batch(samples, self._packing)
+        lengths = segment_count(batch.token_trajectory)[batch.token_trajectory]  # (N,) tokens of each token's example
+        zero = torch.zeros(len(batch.ids), dtype=torch.float64)
+        sft_weight = self._example_coef / (len(groups) * lengths.double())
+        weights = TokenWeights(zero, loss_weight=zero, importance_weight=zero + 1, sft_weight=sft_weight)
+        return PreparedBatch(batch, weights, ModelOutputs(), None)
+
+    def _imitate(self, examples: PreparedBatch) -> None:
+        passed = self._trainer.forward_backward(examples, scale=1.0, modules=frozenset((POLICY,)))
+        self._example_losses.append(float(passed.metrics["sft_loss"]))
+
     def _prepare(self, samples: Sequence[TrainingSample]) -> PreparedBatch:
         algorithm, trainer, needs = self._algorithm, self._trainer, self._algorithm.needs
         distillation = algorithm.distillation
@@ -286,7 +320,7 @@ class PolicyUpdater:
             weights = algorithm.compute_token_weights(batch, outputs, self._kl_coef)
         return PreparedBatch(batch, weights, outputs, old_logprobs)
 
-    def _optimize(self, prepared: PreparedBatch, factor: float) -> list[OptimizerStep]:
+    def _optimize(self, prepared: PreparedBatch, factor: float, examples: PreparedBatch | None) -> list[OptimizerStep]:
         # A module without a gradient takes no step, because momentum would change its weights.
         batch, weights, targets = prepared.batch, prepared.weights, prepared.weights.value_targets
         gradients: dict[Module, set[int]] = {}  # the trajectories that contribute to the gradient of each module
@@ -315,6 +349,8 @@ class PolicyUpdater:
                     scale = len(order) / len(trajectories)
                     sequences = tuple(one for one in batch.sequences if one.trajectory in trajectories)
                     minibatch = replace(prepared, batch=replace(batch, sequences=sequences))
+                    if examples is not None and POLICY in trained:
+                        self._imitate(examples)
                     passed = self._trainer.forward_backward(minibatch, scale=scale, modules=trained)
                     steps.append(OptimizerStep(trained, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
@@ -330,11 +366,16 @@ def reward_metrics(selection: Selection, kept: Selection) -> dict[str, float]:
     groups: dict[int, list[float]] = {}
     for sample in selection.samples:
         groups.setdefault(sample.group, []).append(sample.total)
-    spreads = [pstdev(group) for group in groups.values() if len(group) > 1]  # a group of one has no spread
+    several = [group for group in groups.values() if len(group) > 1]  # a group of one has no spread
+    spreads = [pstdev(group) for group in several]
+    constant = [fmean(group) for group, spread in zip(several, spreads, strict=True) if spread <= MIN_STD]
     return {
         "reward": fmean(rewards) if rewards else math.nan,  # of all trainable attempts, filtered ones included
         "reward_spread": fmean(spreads) if spreads else math.nan,  # mean standard deviation within a group
-        "constant_groups": fmean(spread <= MIN_STD for spread in spreads) if spreads else math.nan,
+        "constant_groups": len(constant) / len(several) if several else math.nan,
+        # the constant groups whose return is not positive, and the others
+        "dead_groups": sum(mean <= RETURN_TOLERANCE for mean in constant) / len(several) if several else math.nan,
+        "solved_groups": sum(mean > RETURN_TOLERANCE for mean in constant) / len(several) if several else math.nan,
         "failed": float(failed),  # attempts that cannot be used for training
         "filtered": float(len(kept.excluded) - failed),  # trainable attempts that the algorithm's filters excluded
     }
@@ -447,8 +488,9 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of greedy attempts, and of failed attempts that were replaced by a new attempt."""
-    outcomes = []
+    """Return the outcomes of greedy attempts, of examples, and of failed attempts that were replaced by a new one."""
+    examples = (group.example for group in groups if group.example is not None)
+    outcomes = [Excluded(example.attempt, EXAMPLE) for example in examples]
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"
         outcomes.append(Excluded(greedy.attempt, f"{GREEDY}; {describe_status(greedy)}" if failed else GREEDY))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,7 +14,6 @@ from agent_r1.core.errors import EngineError, InvalidInput, suggest
 from agent_r1.core.events import LogEvent
 from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import EngineMeter, MeteredEngine
-from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
 from agent_r1.inference.torch_engine import TorchEngine
@@ -25,7 +22,6 @@ from agent_r1.reward_models.judge import Judge, load_judge
 from agent_r1.reward_models.network import RewardModelScorer, is_reward_model, load_reward_model
 from agent_r1.rewards.scoring import TERMS, FunctionScorer, RewardFunction
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.rollout.collector import GroupRequest
 from agent_r1.rollout.scripted import ScriptedEngine
 from agent_r1.tasksets.transcripts import Transcripts
 from agent_r1.trainer.fsdp import FsdpTrainer, RankTrainer
@@ -36,7 +32,13 @@ from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training.config import RunConfig, TrainConfig
 from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan_memory
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
-from agent_r1.training.preflight import check_algorithm_settings, check_reward_weights, check_taskset, validation_splits
+from agent_r1.training.preflight import (
+    check_algorithm_settings,
+    check_examples,
+    check_reward_weights,
+    check_taskset,
+    validation_splits,
+)
 from agent_r1.training.ray import RayCluster, RayRanks, RayServers
 from agent_r1.training.servers import ServerLauncher, VllmServers, find_hardware, plan_devices
 from agent_r1.training.sft import check_transcripts
@@ -165,6 +167,7 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     policy = load_trained_policy(config, taskset)
     splits = ["train", *taskset.evaluation, *validation_splits(config, taskset)]
     check_taskset(policy, taskset, splits)
+    check_examples(config, taskset)
     if isinstance(taskset.env, Transcripts):
         check_transcripts(policy, config, taskset.env)
     extra = extra_scorers(config, taskset, policy.tokenizer)
@@ -197,6 +200,7 @@ def _make_trainer(
         seed=config.seed,
         steps=config.steps,
         record_groups=config.record_tokens,
+        example_coef=config.example_coef,
     )
     return trainer, updater
 
@@ -215,30 +219,3 @@ def _events(config: TrainConfig, policy: Policy, plan: MemoryPlan, devices: str)
         yield LogEvent(MEMORY, "activations are computed twice (trainer.activation_checkpointing), to fit into memory")
     if not plan.copies:
         yield LogEvent(MEMORY, "training waits while a checkpoint is written, because a copy of it would not fit")
-
-
-def group_requests(
-    tasks: Sequence[Task], config: TrainConfig, first: int = 0, kind: Callable[[Task], int] | None = None
-) -> Iterator[GroupRequest]:
-    """Yield group requests without an end, with ids from ``first`` on.
-
-    Each epoch has all tasks in a random order, which depends only on seed and epoch. The tasks of each ``kind``
-    of each environment are spread evenly.
-    """
-    kinds = [(task.env, 0 if kind is None else kind(task)) for task in tasks]
-    for epoch in count(first // len(tasks)):
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + epoch)
-        permutation = _spread(torch.randperm(len(tasks), generator=generator).tolist(), kinds)
-        for group_id, index in enumerate(permutation, start=epoch * len(tasks)):
-            if group_id >= first:
-                yield GroupRequest(group_id, tasks[index], config.group_size)
-
-
-def _spread(permutation: Sequence[int], kinds: Sequence[tuple[str, int]]) -> list[int]:
-    # Return ``permutation`` reordered, so that the tasks of each kind are spread evenly.
-    total, seen, place = Counter(kinds), Counter[tuple[str, int]](), dict[int, tuple[float, tuple[str, int]]]()
-    for index in permutation:
-        kind = kinds[index]
-        place[index] = ((seen[kind] + 0.5) / total[kind], kind)
-        seen[kind] += 1
-    return sorted(permutation, key=place.__getitem__)

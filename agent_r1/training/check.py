@@ -20,7 +20,7 @@ from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet
 from agent_r1.core.trajectory import Trajectory
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.rollout.scripted import ScriptedAgent
-from agent_r1.training.metrics import sum_rewards
+from agent_r1.training.metrics import RewardTotals, sum_rewards
 from agent_r1.training.progress import Progress
 
 
@@ -59,6 +59,11 @@ class SolutionCheck:
 
 def _reaches(total: float | None, expected: float) -> bool:
     return total is not None and (total > expected or math.isclose(total, expected, abs_tol=1e-9))
+
+
+def reaches(totals: RewardTotals, expected: Mapping[str, float]) -> bool:
+    """Return whether an attempt with these totals of its rewards is a success: each reaches what is expected."""
+    return all(_reaches(totals.get(name), least) for name, least in expected.items())
 
 
 @dataclass(frozen=True, slots=True)

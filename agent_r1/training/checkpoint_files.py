@@ -56,6 +56,7 @@ from agent_r1.store.manifest import (
 from agent_r1.store.saved_weights import ADAPTER
 from agent_r1.trainer.protocol import TrainerState
 from agent_r1.training.monitor import MonitorState
+from agent_r1.training.sampling import SamplingState
 
 _IGNORED_CONFIG = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Entries of a model's configuration that do not change its outputs."""
@@ -121,6 +122,7 @@ class TrainProgress:
     best: BestStep | None = None  # the best step so far; None if no step was validated
     validated: int = 0  # the last validated step; 0 for none
     not_better: int = 0  # the number of validations since the last one that was better than all before it
+    sampling: SamplingState | None = None  # of adaptive sampling; None: the order of the tasks is fixed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

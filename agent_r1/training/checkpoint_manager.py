@@ -215,9 +215,7 @@ class CheckpointManager:
 
     async def validate_if_due(self, progress: TrainProgress) -> dict[str, float]:
         """Evaluate the policy on the validation tasks, if a validation is due after the step ``progress.step``."""
-        before = self._progress
-        kept = (before.best, before.validated, before.not_better)
-        self._progress = TrainProgress(progress.step, progress.groups, *kept)
+        self._progress = replace(self._progress, step=progress.step, groups=progress.groups, sampling=progress.sampling)
         return await self._validate(progress.step) if self._is_due(progress.step, self._config.evaluate_every) else {}
 
     async def take_snapshot_if_due(self, monitor: MonitorState) -> None:

@@ -312,6 +312,14 @@ class TrainConfig(RunConfig):
     group_size: int = Field(default=8, ge=1, le=65536)
     """Attempts per task."""
 
+    sampling: Literal["uniform", "adaptive"] = "uniform"
+    """Choice of the tasks. uniform: all in turn, in a random order. adaptive: the same order, without most of those
+    whose groups had equal rewards before: what is always solved or never teaches nothing. Skipped tasks come back."""
+
+    example_coef: float = Field(default=0.0, ge=0)
+    """Weight of an imitation loss, the mean of -log pi over a solution of the task set, for each group in which no
+    attempt is a success. The solution counts in no metric and in no baseline. 0: off."""
+
     max_staleness: int = Field(default=0, ge=0)
     """Maximum age, in optimizer steps, of an attempt's oldest token when the attempt is trained on; 0: synchronous
     training."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -32,15 +33,18 @@ from agent_r1.core.events import (
 )
 from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
 from agent_r1.core.profile import SECONDS, StepProfiler, format_profile, mean_profile, measure, profiling
+from agent_r1.core.task import Task
 from agent_r1.core.threads import run_in_thread
-from agent_r1.core.trajectory import Group
+from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.model.weights import DTYPES, weights_checksum
 from agent_r1.rewards.scoring import ShuffledScorer
-from agent_r1.rollout.collector import Collector, StalenessController
+from agent_r1.rollout.collector import Collector, StalenessController, no_example
+from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, Trained, UpdateReport
-from agent_r1.training.build import Runtime, group_requests
+from agent_r1.training.build import Runtime
+from agent_r1.training.check import reaches
 from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.checkpoint_manager import CheckpointManager, ResumeState
 from agent_r1.training.config import TrainConfig
@@ -55,9 +59,11 @@ from agent_r1.training.metrics import (
     mean_em,
     reward_means,
     score_trajectory,
+    sum_rewards,
 )
 from agent_r1.training.monitor import HealthMonitor, proxy_metrics, true_reward
 from agent_r1.training.progress import Progress, StepReport
+from agent_r1.training.sampling import AdaptiveSampler, group_requests
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 
@@ -118,7 +124,19 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         rollout_limits(config),
         seed=config.seed,
         greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
+        example=partial(example_for, runtime) if config.example_coef else no_example,
     )
+
+
+def example_for(runtime: Runtime, task: Task, attempts: Sequence[Trajectory]) -> ScriptedAgent | None:
+    """Return a script that plays a solution of ``task``; None if one of the attempts is a success."""
+    assert runtime.taskset.solutions is not None
+    solutions = runtime.taskset.solutions(task)
+    expected = solutions.expected_rewards
+    if not solutions.gold or any(reaches(sum_rewards(attempt), expected) for attempt in attempts):
+        return None
+    respond = solutions.gold[0].respond
+    return ScriptedAgent(runtime.taskset.env_for_split("train"), lambda _: respond, runtime.policy.renderer)
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
@@ -135,6 +153,8 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
     tools = dict.fromkeys(tool.name for env in envs for tool in env.tools)
     monitor = HealthMonitor(config, run.recorder, run.folder, run.start.monitor, list(tools))
     trusted = true_reward(config, runtime.taskset.rewards)
+    tasks, kind = runtime.taskset.tasks("train"), runtime.taskset.kind
+    sampler = AdaptiveSampler(tasks, config, kind, progress.sampling) if config.sampling == "adaptive" else None
     staleness = StalenessController(
         config.steps - progress.step,
         config.groups_per_step,
@@ -142,8 +162,9 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
         refill=config.algorithm.max_refill_rounds,
         taken=progress.groups,
         version=first.version.number,
+        on_allowed=sampler.allow if sampler else lambda groups: None,
     )
-    requests = group_requests(runtime.taskset.tasks("train"), config, progress.groups, runtime.taskset.kind)
+    requests = sampler.requests() if sampler else group_requests(tasks, config, progress.groups, kind)
     await run.recorder.record(*run.start.events)
     await publish_weights(runtime.engine, first)
     with profiling(profiles.profiler):
@@ -168,7 +189,10 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
                 attempts = [attempt for selected in batch for attempt in selected.group.trajectories]
                 findings = monitor.on_step(update, attempts, served, weights.version, proxy)
                 watch.lap("monitor_seconds")
-                progress = TrainProgress(update.step, progress.groups + len(batch))
+                if sampler is not None:
+                    sampler.on_step_end(update.step, batch)
+                sampling = None if sampler is None else sampler.state
+                progress = TrainProgress(update.step, progress.groups + len(batch), sampling=sampling)
                 with measure("validation"):
                     validation = await manager.validate_if_due(progress)
                 if validation and (best := manager.best) is not None:
@@ -278,7 +302,8 @@ async def _record_step(
         **extra_measures(run.runtime.taskset, trajectories),
     }
     if not run.runtime.config.acts:  # the transcripts have no scores of their own
-        made_up = ("reward", "em", "reward_spread", "constant_groups", "policy_loss", "clip_fraction", "kl_old")
+        made_up = {"reward", "em", "reward_spread", "policy_loss", "clip_fraction", "kl_old"}
+        made_up |= {"constant_groups", "dead_groups", "solved_groups"}
         metrics = {key: value for key, value in metrics.items() if key not in made_up}
     fates = [
         AttemptFate(one.attempt, "trained", update.step, credit=one.advantage_sum)

@@ -83,6 +83,19 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
             raise InvalidInput(setting, got=repr(name), do=do)
 
 
+def check_examples(config: TrainConfig, taskset: TaskSet) -> None:
+    """Raise InvalidInput if the run wants examples and has none, or cannot learn from them."""
+    if not config.example_coef:
+        return
+    if config.algorithm.distillation is not None:
+        do = f"leave it out: {config.algorithm.name} learns from a teacher"
+    elif taskset.solutions is None or taskset.agent is not None or config.agent:
+        do = "leave it out: the task set has no solutions that a script could play (docs/environments.md)"
+    else:
+        return
+    raise InvalidInput("example_coef", got=config.example_coef, do=do)
+
+
 def validation_splits(config: TrainConfig, taskset: TaskSet) -> list[str]:
     """Return the validation split as a list; [] if the run has no validation."""
     if config.evaluate_every == 0:

@@ -14,6 +14,7 @@ from typing import Any
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
+from agent_r1.core.inference import NO_POLICY
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
@@ -109,7 +110,7 @@ def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
             page = reader.list_attempts(AttemptFilter(min_reward=min_reward), limit=PAGE, offset=offset)
             for summary in page:
                 trajectory = reader.trajectory(summary.attempt)
-                if trajectory is None or trajectory.truncated:
+                if trajectory is None or trajectory.truncated or not _is_own(trajectory):
                     continue
                 if any(call.error for turn in trajectory.turns for call in turn.action.message.calls):
                     continue
@@ -121,6 +122,11 @@ def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
         do = "lower --min_reward, or name another run"
         raise InvalidInput("--from", got=f"{run}, without an attempt whose reward is {min_reward:g} or more", do=do)
     return list(found.values())
+
+
+def _is_own(trajectory: Trajectory) -> bool:
+    # an example in a run is no attempt of its policy
+    return all(span.version != NO_POLICY for turn in trajectory.turns for span in turn.version_spans)
 
 
 def solutions_of(taskset: TaskSet, number: int) -> list[Transcript]:

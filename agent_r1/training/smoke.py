@@ -25,12 +25,13 @@ from agent_r1.model.adapter import trained_weights
 from agent_r1.model.weights import product_precision
 from agent_r1.rollout.collector import NullRecorder
 from agent_r1.trainer.updater import Trained
-from agent_r1.training.build import Placement, Runtime, build_runtime, group_requests
+from agent_r1.training.build import Placement, Runtime, build_runtime
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.environments import close_environments, with_environments
 from agent_r1.training.loop import make_collector, publish_weights
 from agent_r1.training.progress import Progress
 from agent_r1.training.run import with_splits
+from agent_r1.training.sampling import group_requests
 from agent_r1.training.servers import ServerRefused
 
 GROUPS, MAX_GROUP_SIZE = 2, 4

@@ -330,6 +330,7 @@ PANELS = (
     Panel("Exact match by environment", "mean over attempts", _starting_with("env_em/", keep_zero=True)),
     Panel("Groups without contrast", "share by environment", _starting_with("env_constant_groups/", keep_zero=True)),
     Panel("Trained and true reward", "means over attempts, and correlation", _starting_with("proxy/", keep_zero=True)),
+    Panel("Equal groups", "share of the groups", _only("dead_groups", "solved_groups"), from_zero=True),
     Panel("Entropy", "nats per token", _only("entropy"), from_zero=True),
     Panel("Length", "sampled tokens per attempt", _per_attempt("tokens"), from_zero=True),
     Panel("Tool calls", "per attempt", _per_attempt("calls"), from_zero=True),

@@ -145,6 +145,7 @@ def test_a_failure_is_the_reason_of_the_attempt(serve: Serve, answer: Answer, re
 
 def test_nobody_listens(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server = serve(solve)
+    server.http.shutdown()  # first: its thread would go on with the number of the closed socket
     server.http.server_close()
     found = act(agent(server, tries=3), tasks=TASKS[:2])
     assert all(one.status is Status.ENGINE_FAILED and "ConnectError" in str(one.reason) for one in found)
@@ -383,6 +384,7 @@ def test_each_task_has_the_tools_of_its_own_environment(run: Run, serve: Serve, 
 
 def test_a_server_that_nobody_started_is_one_line_before_anything_is_played(run: Run, serve: Serve) -> None:
     server = serve(solve)
+    server.http.shutdown()  # first: its thread would go on with the number of the closed socket
     server.http.server_close()
     began = time.monotonic()
     url = server.url.replace("//", "//ann:secret@")

@@ -10,9 +10,9 @@ from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.trainer.updater import PolicyUpdater
 from agent_r1.training import run
-from agent_r1.training.build import group_requests
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.sampling import group_requests
 
 SMALL = {
     **{"steps": 3, "groups_per_step": 3, "group_size": 2, "seed": 5},

@@ -31,11 +31,11 @@ from agent_r1.export.trajectories import read_attempts
 from agent_r1.store.reader import RunReader, read_results
 from agent_r1.store.verification import verify
 from agent_r1.training import api
-from agent_r1.training.build import group_requests
 from agent_r1.training.check import check
 from agent_r1.training.config import EvalConfig, TrainConfig
 from agent_r1.training.mixture import load_mixture, mix
 from agent_r1.training.progress import SilentProgress
+from agent_r1.training.sampling import group_requests
 from agent_r1.training.user_task import load_task_file, make_taskset
 from agent_r1.viewer.charts import draw_run
 

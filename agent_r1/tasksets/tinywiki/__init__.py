@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agent_r1.core.messages import Text
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import NaiveRag, ToolEnv
@@ -57,5 +58,10 @@ def build(seed: int) -> TaskSet:
 def solutions(task: Task) -> ReferenceSolutions:
     chain: Chain = task.data["chain"]
     tool = FIND if task.split == "renamed-tool" else search
-    searches = tuple(tool_call(tool.spec.name, query=title) for title in chain.pages)
-    return answer_solutions(task, searches, chain.pages[-1], MAX_TURNS, {"em": 1.0, "f1": 1.0})
+    # what tiny-base writes, too: the fact that was read, and then the next call or the answer
+    thoughts = [f"{relation} {value}." for relation, value in zip(chain.relations, chain.values, strict=True)]
+    calls = [tool_call(tool.spec.name, query=title) for title in chain.pages]
+    before = ["", *thoughts[:-1]]
+    searches = tuple(replace(call, parts=(Text(said),)) for said, call in zip(before, calls, strict=True))
+    full = {"em": 1.0, "f1": 1.0}
+    return answer_solutions(task, searches, chain.pages[-1], MAX_TURNS, full, thought=f"{thoughts[-1]}\n")
