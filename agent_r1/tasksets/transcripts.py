@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,56 +28,63 @@ TRAIN, VALIDATION = "train", "validation"
 class Transcript:
     """A conversation, of which a model learns to write the messages of the assistant."""
 
-    messages: tuple[Message, ...]
+    # the prompt before the first answer that is learned; it can have solved examples, whose answers are not learned
+    opening: tuple[Message, ...]
+    rest: tuple[Message, ...]  # begins with an answer
     tools: tuple[ToolSpec, ...] = ()  # the tools that the prompt describes
     split: str = TRAIN  # "train", or "validation"
 
     @property
-    def opening(self) -> tuple[Message, ...]:
-        """The messages before the first one of the assistant."""
-        return tuple(takewhile(lambda message: message.role != "assistant", self.messages))
-
-    @property
     def answers(self) -> tuple[Message, ...]:
-        """The messages of the assistant."""
-        return tuple(message for message in self.messages if message.role == "assistant")
+        """The messages of the assistant that are learned."""
+        return tuple(message for message in self.rest if message.role == "assistant")
 
     def observation(self, turn: int) -> tuple[Message, ...]:
         """Return the messages between the answers ``turn`` and ``turn + 1``, counted from 0."""
-        places = [place for place, message in enumerate(self.messages) if message.role == "assistant"]
-        return self.messages[places[turn] + 1 : (*places, len(self.messages))[turn + 1]]
+        places = [place for place, message in enumerate(self.rest) if message.role == "assistant"]
+        return self.rest[places[turn] + 1 : (*places, len(self.rest))[turn + 1]]
 
     def to_openai(self) -> dict[str, Any]:
         """Return the transcript as a row of a JSONL file. :func:`parse` reads it."""
         tools = {"tools": [tool.to_openai() for tool in self.tools]} if self.tools else {}
-        return {"messages": [to_openai(message) for message in self.messages], **tools, "split": self.split}
+        opening = [to_openai(one) | ({"weight": 0} if one.role == "assistant" else {}) for one in self.opening]
+        return {"messages": [*opening, *map(to_openai, self.rest)], **tools, "split": self.split}
 
 
 def parse(row: Mapping[str, Any]) -> Transcript:
     """Return the transcript in a row ``{"messages": [..], "tools": [..], "split": ".."}`` in the OpenAI format.
 
-    Tools can also be JSON text, as in many data sets. Raise ValueError if the row is no transcript.
+    Tools can also be JSON text, as in many data sets. Answers with ``"weight": 0`` that come before all others are a
+    part of the prompt. Raise ValueError if the row is no transcript.
     """
     messages, tools, split = row.get("messages"), row.get("tools") or [], row.get("split") or TRAIN
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError("no list of messages under 'messages'")
-    for number, message in enumerate(messages):
-        if message.get("weight", 1) != 1:
-            raise ValueError(f"message {number} has the weight {message['weight']}, but each answer is learned")
     if isinstance(tools, str):
         tools = json.loads(tools)
     if split not in (TRAIN, VALIDATION):
         raise ValueError(f"the split {split!r}, which is neither {TRAIN!r} nor {VALIDATION!r}")
-    transcript = Transcript(tuple(map(from_openai, messages)), tuple(map(parse_tool, tools)), split)
-    roles = [message.role for message in transcript.messages]
-    if "assistant" not in roles:
+    read, specs = tuple(map(_message, messages)), tuple(map(parse_tool, tools))
+    roles = [message.role for message in read]
+    weights = [message.get("weight", 1) for message in messages]
+    learned = [place for place, role in enumerate(roles) if role == "assistant" and weights[place] != 0]
+    if not learned:
         raise ValueError("no message of the assistant, from which a model could learn")
     if roles[0] == "assistant":
         raise ValueError("a message of the assistant at its beginning, before any prompt")
-    twice = next((place for place in range(1, len(roles)) if roles[place - 1 : place + 1] == ["assistant"] * 2), None)
-    if twice is not None:
-        raise ValueError(f"two messages of the assistant in a row, of which message {twice} is the second")
-    return transcript
+    for place, role in enumerate(roles):
+        if role == "assistant" and weights[place] != (place >= learned[0]):
+            raise ValueError(f"message {place} has the weight {weights[place]}: give 0 only before all that is learned")
+        if place and roles[place - 1 : place + 1] == ["assistant", "assistant"]:
+            raise ValueError(f"two messages of the assistant in a row, of which message {place} is the second")
+    return Transcript(read[: learned[0]], read[learned[0] :], specs, split)
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    # Calls are written by the format of the model that learns, and not in the words of another one.
+    message = from_openai(row)
+    calls = (call if call.arguments is None else replace(call, raw="") for call in message.calls)
+    return replace(message, calls=tuple(calls))
 
 
 def parse_tool(tool: Any) -> ToolSpec:
@@ -190,5 +196,6 @@ def _one(trajectory: Trajectory, task: Task) -> float:
 def transcripts_of(trajectory: Trajectory, tools: Sequence[ToolSpec], split: str = TRAIN) -> Iterator[Transcript]:
     """Yield the conversations of an attempt as transcripts. ``tools`` are those of the run."""
     for branch in trajectory.branches:
-        own = tuple(tools) if branch.tools is None else branch.tools
-        yield Transcript(branch.messages, own, split)
+        own, opening = tuple(tools) if branch.tools is None else branch.tools, branch.turns[0].new_messages
+        transcript = Transcript(opening, branch.messages[len(opening) :], own, split)
+        yield parse(transcript.to_openai())  # as it is read from the run's file

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -44,8 +45,25 @@ EPOCHS, BATCH = 3.0, 16
 PAGE = 2000
 
 
+OF_ATTEMPTS = frozenset(
+    (
+        *("algorithm", "teacher", "group_size", "temperature", "sampling", "example_coef", "max_staleness"),
+        *("reward_weights", "extra_rewards", "reward_schedules", "shuffle_rewards", "agent", "splits"),
+        *("pass_k", "pass_attempts", "context_policy", "gateway", "environment"),
+    )
+)
+"""The settings that only a run with attempts has. A configuration file for such a run fits transcripts, too."""
+
+
 def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list[Layer]:
-    """Return the settings of a run that imitates the transcripts of ``taskset``. ``layers`` are what the user gave."""
+    """Return the settings of a run that imitates the transcripts of ``taskset``. ``layers`` are what the user gave.
+
+    The settings in OF_ATTEMPTS are ignored in files, and refused in the first layer.
+    """
+    for key, value in layers[0].values.items():
+        if key.partition(".")[0] in OF_ATTEMPTS:
+            raise InvalidInput(key, got=value, do="leave it out: a run on transcripts makes no attempts")
+    layers = [replace(one, values=_without(one.values, OF_ATTEMPTS)) for one in layers]
     given = resolve(TrainConfig, layers, build=False)
     run = given.run or default_run_name("sft", Path(given.model).name or "run", datetime.now())
     own = {"run": run, "taskset": TRANSCRIPTS, "data": str((run_folder(run) / FILE).absolute())}
@@ -59,17 +77,18 @@ def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list
     return [Layer("sft", own), *layers, Layer("defaults of sft", defaults)]
 
 
+def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key.partition(".")[0] not in names}
+
+
 def keep_transcripts(config: TrainConfig, taskset: TaskSet, folder: Path) -> None:
     """Write the transcripts of a new run to its folder, from which the run is resumed."""
     if isinstance(taskset.env, Transcripts) and config.data == (folder / FILE).absolute():
         write_transcripts(folder / FILE, list(taskset.env.by_task.values()))
 
 
-def check_transcripts(policy: Policy, config: TrainConfig, env: Transcripts) -> None:
+def check_transcripts(policy: Policy, env: Transcripts) -> None:
     """Raise InvalidInput if the chat template would write a transcript otherwise, or if one is too long."""
-    if config.temperature != 1:
-        do = "leave it out: a model learns the transcripts at temperature 1"
-        raise InvalidInput("temperature", got=config.temperature, do=do)
     for name, transcript in env.by_task.items():
         if reason := _find_fault(policy, name, transcript):
             do = "repair or remove it: the model would learn something else than the transcript says"

@@ -19,12 +19,13 @@ from agent_r1.model.load import read_weights
 from agent_r1.renderers.byte_tokenizer import TEMPLATE
 from agent_r1.rollout.collector import Collector, GroupRequest, NullRecorder, RolloutLimits
 from agent_r1.store.reader import RunReader
+from agent_r1.tasksets import build
 from agent_r1.tasksets.transcripts import make_taskset, parse, read_transcripts
 from agent_r1.training.build import build_runtime
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.environments import make_rollout
 from agent_r1.training.progress import SilentProgress
-from agent_r1.training.sft import sft_layers
+from agent_r1.training.sft import sft_layers, solutions_of
 
 HEADERS = (
     "{{ '<|start|>' }}{% for m in messages %}<|head|>{{ m.role }}<|/head|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
@@ -199,6 +200,20 @@ def test_a_fine_tuned_model_is_a_start_for_training(tools_model, tmp_path, capsy
     assert main(["verify", "own"]) == 0
 
 
+QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def test_solved_examples_of_the_prompt_are_not_learned():
+    row = {"messages": [QUESTION, {**ANSWER, "weight": 0}, QUESTION, ANSWER, QUESTION, ANSWER], "split": "train"}
+    transcript = parse(row)
+    assert (len(transcript.opening), len(transcript.answers)) == (3, 2) and transcript.to_openai() == row
+    solved = build("environments/people")
+    (first, *_) = solutions_of(solved, 1)
+    assert sum(message.role == "assistant" for message in first.opening) == 8
+    assert [bool(answer.calls) for answer in first.answers] == [True] * (len(first.answers) - 1) + [False]
+    assert parse(first.to_openai()) == first and not any(call.raw for call in first.answers[0].calls)
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -207,7 +222,9 @@ def test_a_fine_tuned_model_is_a_start_for_training(tools_model, tmp_path, capsy
         ({"messages": [{"role": "assistant", "content": "a"}]}, "before any prompt"),
         ({"messages": [{"role": "user", "content": "a"}] + [{"role": "assistant", "content": "b"}] * 2}, "in a row"),
         ({"messages": [{"role": "person", "content": "a"}]}, "'person'"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "weight": 0}]}, "weight 0"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "weight": 0}]}, "no message of the"),
+        ({"messages": [QUESTION, ANSWER, QUESTION, {**ANSWER, "weight": 0}]}, "weight 0"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "weight 0.5"),
         ({"messages": [], "split": "test"}, "split 'test'"),
         ({"messages": [], "tools": [{"type": "function"}]}, "without a name"),
     ],
