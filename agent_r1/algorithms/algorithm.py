@@ -19,6 +19,7 @@ from agent_r1.algorithms.loss_terms import (
     Distillation,
     Kl,
     KlCov,
+    Llds,
     Masks,
     OffPolicyMask,
     Rejection,
@@ -325,6 +326,7 @@ class Algorithm(Component):
 
     off_policy_mask: OffPolicyMask | None = None
     kl_cov: KlCov | None = None
+    llds: Llds | None = None
 
     constant_groups: Literal["keep", "drop"] = "keep"
     """Treatment of groups whose returns are all equal. keep: they count in the denominators of the loss, as in GRPO.
@@ -443,7 +445,7 @@ class Algorithm(Component):
 
             L = sum_t w_t c_t PolicyLoss(r_t, A_t) - entropy_coef sum_t w_t H_t + kl_coef sum_t w_t KL_t
                 + distillation_coef sum_t w_t D_t - sum_t s_t log pi_t
-                + sum_t w_t d_t |log(pi_t / pi_old_t)| + value loss
+                + sum_t w_t d_t |log(pi_t / pi_old_t)| + llds_coef sum_t w_t LLDS_t + value loss
         """
         ratio = importance_ratio(tokens.logprobs, tokens.old_logprobs, tokens.ratio_unit)  # (n,) r = pi / pi_old
         weight = weights.loss_weight * weights.importance_weight  # (n,)
@@ -473,6 +475,11 @@ class Algorithm(Component):
         if weights.drift_weight is not None:
             drift = (tokens.logprobs - tokens.old_logprobs).abs()  # (n,)
             loss = loss + (weights.loss_weight * weights.drift_weight * drift).sum()
+        if self.llds is not None:
+            llds_loss = (
+                self.llds.coefficient * (weights.loss_weight * self.llds.penalty(weights.advantage, tokens)).sum()
+            )
+            loss, metrics["llds_loss"] = loss + llds_loss, llds_loss.detach()
         if weights.sft_weight is not None:
             sft_loss = -(weights.sft_weight * tokens.logprobs).sum()
             loss, metrics["sft_loss"] = loss + sft_loss, sft_loss.detach()
@@ -488,7 +495,7 @@ class Algorithm(Component):
         if not self.loss.regularizes:
             mask &= weights.advantage != 0
         kl_in_loss = self.kl is not None and self.kl.placement == "loss" and bool(weights.kl_coef)
-        if self.entropy_coef or kl_in_loss or self.distillation is not None:
+        if self.entropy_coef or kl_in_loss or self.distillation is not None or self.llds is not None:
             mask |= in_loss
         if weights.drift_weight is not None:
             mask |= in_loss & (weights.drift_weight != 0)
@@ -595,7 +602,7 @@ def clauses(algorithm: Algorithm) -> Iterator[str]:
     yield f"A = {algorithm.advantage.formula}"
     if algorithm.shaping.formula:
         yield algorithm.shaping.formula
-    masks = (algorithm.token_mask, algorithm.off_policy_mask, algorithm.kl_cov)
+    masks = (algorithm.token_mask, algorithm.off_policy_mask, algorithm.kl_cov, algorithm.llds)
     terms = (algorithm.kl, algorithm.distillation, algorithm.correction, algorithm.rejection, *masks)
     yield from (term.formula for term in terms if term is not None)
     added = (

@@ -425,6 +425,31 @@ class OffPolicyMask(Component):
         return (advantage >= 0) | (moved <= self.threshold)
 
 
+class Llds(Component):
+    """A penalty on falling likelihoods of good actions: LLDS (arXiv:2512.04220), gated by action.
+
+    For the tokens of an action a with A >= 0, if log pi_old(a) > log pi(a):
+
+        max(0, log(pi_old / pi))
+
+    It acts from the second optimizer step on a batch on: before, pi is pi_old.
+    """
+
+    coefficient: float = Field(default=0.1, gt=0)
+    """Weight of the penalty in the loss."""
+
+    @property
+    def formula(self) -> str:
+        return f"less {self.coefficient:g} max(0, log(pi_old / pi)) in turns with A >= 0 that became less likely"
+
+    def penalty(self, advantage: Tensor, tokens: TokenOutputs) -> Tensor:
+        """Return the penalty of each of n tokens of whole turns, with gradient: (n,)."""
+        turn = require(tokens.turn, "the turn of each token")
+        fall = tokens.old_logprobs - tokens.logprobs  # (n,) log(pi_old / pi)
+        fell = segment_sum(fall.detach(), turn)[turn] > 0  # (n,) whether the whole action became less likely
+        return fall.clamp(min=0) * ((advantage >= 0) & fell)
+
+
 def covariance(batch: TrainingBatch, outputs: ModelOutputs, advantage: Tensor) -> Tensor:
     """Return the contribution of each of n tokens to the covariance of advantage A and log-probability: (n,).
 

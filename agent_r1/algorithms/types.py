@@ -114,6 +114,7 @@ class TokenOutputs:
     old_values: StateValues | None = None  # the same before the update
     sampler_logprobs: Tensor | None = None  # (n,) of the sampler; for observations, those of pi without gradient
     trajectory: Tensor | None = None  # (n,) index of the action tokens, or observations, of each trajectory
+    turn: Tensor | None = None  # (n,) index of the action tokens, or observations, of each turn
     top_logprobs: Tensor | None = None  # (n, k) of the teacher's k most likely tokens, under pi
     teacher_top_logprobs: Tensor | None = None  # (n, k) of the same tokens, under the teacher
 

@@ -81,6 +81,7 @@ def _token_rules(algorithm: Algorithm) -> Iterator[str]:
         "token_mask": algorithm.token_mask,
         "off_policy_mask": algorithm.off_policy_mask,
         "kl_cov": algorithm.kl_cov,
+        "llds": algorithm.llds,
     }
     given = [name for name, rule in rules.items() if rule is not None]
     if given and not algorithm.masks.loss:

@@ -206,9 +206,9 @@ FOR_SFT = frozenset(
 @click.argument("file", required=False, metavar="[DATA]", type=FilePath())
 @config_option
 @click.option("--from", "from_run", metavar="RUN", help="Imitate the attempts of RUN, instead of DATA.")
-@click.option("--min_reward", type=float, default=1.0, show_default=True, help="Least reward of the attempts of RUN.")
+@click.option("--min_reward", type=float, help="Least reward of the attempts of RUN.  [default: 1]")
 @click.option("--from_solutions", is_flag=True, help="Imitate the solutions of the task set that --taskset names.")
-@click.option("--n", "number", type=click.IntRange(1), default=200, show_default=True, help="Number of solutions.")
+@click.option("--n", "number", type=click.IntRange(1), help="Number of solutions.  [default: 200]")
 @click.option("--epochs", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Passes.")
 @click.option("--dry_run", is_flag=True, help="Check the run, print its memory and its settings, and start nothing.")
 @json_option
@@ -218,9 +218,9 @@ def sft(
     settings: Layer,
     config_file: Path | None,
     from_run: str | None,
-    min_reward: float,
+    min_reward: float | None,
     from_solutions: bool,
-    number: int,
+    number: int | None,
     epochs: float,
     dry_run: bool,
     as_json: bool,
@@ -233,8 +233,18 @@ def sft(
     """
     layers, progress = with_file(settings, config_file), progress_of(quiet)
     given = resolve(TrainConfig, layers, build=False)
-    if sum((file is not None, from_run is not None, from_solutions)) != 1:
-        raise InvalidInput("transcripts", got="none or several sources", do="give DATA, --from RUN or --from_solutions")
+    given_sources = {"DATA": file is not None, "--from": from_run is not None, "--from_solutions": from_solutions}
+    sources = [name for name, is_given in given_sources.items() if is_given]
+    if len(sources) != 1:
+        do = "give one of DATA, --from RUN and --from_solutions"
+        raise InvalidInput("transcripts", got=" and ".join(sources) or "nothing", do=do)
+    useless = ["--min_reward"] * (min_reward is not None and from_run is None)
+    if not from_solutions:
+        typed = {key.partition(".")[0] for key in settings.values}
+        useless += ["--n"] * (number is not None)
+        useless += [f"--{name}" for name in ("taskset", *NOT_FOR_OTHER_TASKSETS) if name in typed]
+    for name in useless:
+        raise InvalidInput(name, got=f"it and {sources[0]}", do=f"leave it out: it has no effect with {sources[0]}")
     from agent_r1.tasksets.transcripts import make_taskset, read_transcripts
     from agent_r1.training.sft import attempts_of_run, sft_layers, solutions_of
 
@@ -243,10 +253,11 @@ def sft(
         transcripts = read_transcripts(file)
     elif from_run is not None:
         folder = find_run(from_run)
-        source, transcripts = config_of_run(folder).values, attempts_of_run(folder, min_reward)
+        source = config_of_run(folder).values
+        transcripts = attempts_of_run(folder, 1.0 if min_reward is None else min_reward)
     else:
         solved = open_taskset(given.taskset, given, given.model)
-        source, transcripts = solved.recipe, solutions_of(solved, number)
+        source, transcripts = solved.recipe, solutions_of(solved, number or 200)
         layers = [Layer(one.source, _without(one.values, NOT_FOR_OTHER_TASKSETS)) for one in layers]
     taskset = make_taskset(transcripts)
     kept = {key: value for key, value in source.items() if key.partition(".")[0] in FROM_TASKSET}
@@ -377,6 +388,9 @@ def evaluate(
     else:
         taskset = open_file(file, given, config.model)
     config = resolve_config(EvalConfig, layers, taskset)
+    if config.taskset == TRANSCRIPTS:
+        do = "name a task set in which the model acts"
+        raise InvalidInput("--taskset", got=f"{TRANSCRIPTS}, whose answers others have written", do=do)
     from agent_r1.training.evaluate import evaluate
 
     table = evaluate(config, taskset, warn_unsandboxed(taskset, progress))

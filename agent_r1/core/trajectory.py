@@ -241,7 +241,7 @@ class Group:
     # sampled greedily; its return is the baseline of ReMax (arXiv:2310.10505); it can have failed
     greedy: Trajectory | None = None
     retried: tuple[Trajectory, ...] = ()  # failed attempts that were replaced
-    # a solution of the task that a script played, because no attempt was a success; it is imitated, and is no attempt
+    # a solution that a script played, because no attempt was a success; it is imitated, and not recorded as an attempt
     example: Trajectory | None = None
     role: str = ""  # in a game of several agents, such as nim/first; the algorithm rae has one baseline per role
 

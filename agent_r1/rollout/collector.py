@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from agent_r1.core.trajectory import (
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
 from agent_r1.rollout.user_code import isolate, validate_rewards
 from agent_r1.tools.execution import run_detached
+
+log = logging.getLogger(__name__)
 
 
 class Request(Protocol):
@@ -79,19 +82,24 @@ class NullRecorder:
         return None
 
 
-Example = Callable[[Task, Sequence[Trajectory]], Rollout | None]
+class Examples(Protocol):
+    """Solutions that are imitated, because no attempt at a task was a success."""
 
+    def rollout(self, task: Task, attempts: Sequence[Trajectory]) -> Rollout | None:
+        """Return a script that plays a solution of ``task``; None if one of its scored attempts is a success."""
+        ...
 
-def no_example(task: Task, attempts: Sequence[Trajectory]) -> None:
-    return None
+    def fault(self, task: Task, example: Trajectory) -> str | None:
+        """Return why a played and scored solution cannot be imitated; None if it can."""
+        ...
 
 
 class Collector:
     """Runs groups of attempts, scores them and records them.
 
-    ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``example``
-    returns for a task and its scored attempts a rollout that solves it, or None: its trajectory is the group's example.
-    ``models`` are those that environments can query, by role.
+    ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``examples``
+    play a solution for a group without success, which is no attempt, and is not recorded. ``models`` are those that
+    environments can query, by role.
     """
 
     def __init__(
@@ -104,12 +112,12 @@ class Collector:
         *,
         seed: int = 0,
         greedy: Rollout | None = None,
-        example: Example = no_example,
+        examples: Examples | None = None,
         models: Mapping[str, ModelClient] | None = None,
     ) -> None:
         self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
         self._recorder, self._run, self._limits = recorder, run, limits
-        self._seed, self._models, self._example = seed, models or {}, example
+        self._seed, self._models, self._examples = seed, models or {}, examples
         self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(
@@ -163,13 +171,21 @@ class Collector:
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried, example)
 
     async def _play_example(self, compared: Sequence[Trajectory], task: Task, id: AttemptId) -> Trajectory | None:
-        rollout = self._example(task, compared)
-        if rollout is None:
+        if self._examples is None:
             return None
-        await self._recorder.record(AttemptStarted(id, task.env_split, 0))
-        (example,) = await self._score([await self._run_attempt(rollout, task, id)], task)
-        await self._recorder.record(AttemptFinished(example))
-        return example
+        try:
+            with isolate(_UserCodeFailure):
+                rollout = self._examples.rollout(task, compared)
+                if rollout is None:
+                    return None
+                (example,) = await self._score([await self._run_attempt(rollout, task, id)], task)
+                fault = self._examples.fault(task, example)
+        except _UserCodeFailure as failure:
+            fault = str(failure)
+        if fault is None:
+            return example
+        log.warning("the solution of task %s is not imitated: %s", task.id, fault)
+        return None
 
     async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
         trajectories = [await self._run_attempt(rollout, task, id)]

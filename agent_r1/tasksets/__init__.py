@@ -29,6 +29,9 @@ class Entry(NamedTuple):
 TRANSCRIPTS = "transcripts"
 """The task set of conversations that others have written. A run on it learns by imitation, and samples no attempts."""
 
+TRANSCRIPTS_FILE = "transcripts.jsonl"
+"""The file in the folder of a run with the transcripts that it imitates."""
+
 _MULTIHOP = "agent_r1.tasksets.multihop:build"
 
 TASKSETS: Mapping[str, Entry] = {

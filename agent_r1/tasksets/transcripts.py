@@ -61,7 +61,12 @@ def parse(row: Mapping[str, Any]) -> Transcript:
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         raise ValueError("no list of messages under 'messages'")
     if isinstance(tools, str):
-        tools = json.loads(tools)
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError:
+            raise ValueError(f"tools that are no JSON: {tools!r:.60}") from None
+    if not isinstance(tools, list):
+        raise ValueError(f"tools that are no list: {tools!r:.60}")
     if split not in (TRAIN, VALIDATION):
         raise ValueError(f"the split {split!r}, which is neither {TRAIN!r} nor {VALIDATION!r}")
     read, specs = tuple(map(_message, messages)), tuple(map(parse_tool, tools))
@@ -82,7 +87,7 @@ def parse(row: Mapping[str, Any]) -> Transcript:
 
 def _message(row: Mapping[str, Any]) -> Message:
     # Calls are written by the format of the model that learns, and not in the words of another one.
-    message = from_openai(row)
+    message = from_openai({**row, "role": "system"} if row.get("role") == "developer" else row)
     calls = (call if call.arguments is None else replace(call, raw="") for call in message.calls)
     return replace(message, calls=tuple(calls))
 
@@ -93,7 +98,10 @@ def parse_tool(tool: Any) -> ToolSpec:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"a tool without a name: {tool!r:.80}")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return ToolSpec(function["name"], function.get("description") or "", parameters)
+    description = function.get("description") or ""
+    if not isinstance(parameters, Mapping) or not isinstance(description, str):
+        raise ValueError(f"the tool {function['name']!r} without a text as description and a schema as parameters")
+    return ToolSpec(function["name"], description, parameters)
 
 
 def read_transcripts(data: Path) -> list[Transcript]:

@@ -322,6 +322,10 @@ def _token_outputs(
     if algorithm.off_policy_mask is not None:
         trajectory = unique_ids(batch.token_trajectory[tokens], action_mask).to(old.device)  # (n,)
 
+    turn = None
+    if algorithm.llds is not None:
+        turn = unique_ids(batch.token_turn[tokens], action_mask).to(old.device)  # (n,)
+
     values = old_values = None
     if CRITIC in prefixes and models.critic is not None and outputs.values is not None:
         values = _critic_values(models.critic, batch, micro, prefixes[CRITIC], images)
@@ -337,6 +341,7 @@ def _token_outputs(
         old_values=old_values,
         sampler_logprobs=sampler,
         trajectory=trajectory,
+        turn=turn,
         top_logprobs=None if top is None else scored[:, 1:],
         teacher_top_logprobs=None if top is None else micro.gather(top.logprobs, logprobs),
     )

@@ -52,7 +52,6 @@ from agent_r1.trainer.protocol import (
 NOT_FINITE = "the loss or a gradient was not finite"
 NO_ADVANTAGE = "no token has an advantage"
 GREEDY = "greedy attempt, to compare with"
-EXAMPLE = "example: a solution that was imitated, and not an attempt of the policy"
 REJECTED = "rejected: sampler and trainer disagree"
 MASKED = "no token has a policy loss: all are masked or rejected"
 
@@ -349,9 +348,15 @@ class PolicyUpdater:
                     scale = len(order) / len(trajectories)
                     sequences = tuple(one for one in batch.sequences if one.trajectory in trajectories)
                     minibatch = replace(prepared, batch=replace(batch, sequences=sequences))
-                    if examples is not None and POLICY in trained:
-                        self._imitate(examples)
+                    imitated = examples if POLICY in trained else None
+                    if imitated is not None:
+                        self._imitate(imitated)
+                    limit = self._trainer.micro_tokens
                     passed = self._trainer.forward_backward(minibatch, scale=scale, modules=trained)
+                    if imitated is not None and self._trainer.micro_tokens < limit:
+                        # Memory ran out: before the repetition, all gradients were cleared.
+                        self._example_losses.pop()
+                        self._imitate(imitated)
                     steps.append(OptimizerStep(trained, trajectories, passed, self._trainer.optim_step(factor)))
         return steps
 
@@ -488,9 +493,8 @@ def batch_outcomes(prepared: PreparedBatch, steps: Sequence[OptimizerStep], with
 
 
 def untrained_outcomes(groups: Sequence[Group]) -> list[Excluded]:
-    """Return the outcomes of greedy attempts, of examples, and of failed attempts that were replaced by a new one."""
-    examples = (group.example for group in groups if group.example is not None)
-    outcomes = [Excluded(example.attempt, EXAMPLE) for example in examples]
+    """Return the outcomes of greedy attempts, and of failed attempts that were replaced by a new attempt."""
+    outcomes = []
     for greedy in (group.greedy for group in groups if group.greedy is not None):
         failed = STATUS_POLICY[greedy.status] != "train"
         outcomes.append(Excluded(greedy.attempt, f"{GREEDY}; {describe_status(greedy)}" if failed else GREEDY))

@@ -169,7 +169,7 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     check_taskset(policy, taskset, splits)
     check_examples(config, taskset)
     if isinstance(taskset.env, Transcripts):
-        check_transcripts(policy, taskset.env)
+        check_transcripts(policy, config, taskset.env)
     extra = extra_scorers(config, taskset, policy.tokenizer)
     plan = plan_memory(policy.model, config, policy.context_length, available_memory(policy.model.device))
     return policy, extra, plan

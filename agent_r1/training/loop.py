@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -38,9 +37,10 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.model.weights import DTYPES, weights_checksum
 from agent_r1.rewards.scoring import ShuffledScorer
-from agent_r1.rollout.collector import Collector, StalenessController, no_example
+from agent_r1.rollout.collector import Collector, StalenessController
 from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.rollout.user_code import format_error
+from agent_r1.tasksets.transcripts import EXAMPLE
 from agent_r1.tools.execution import user_code_location
 from agent_r1.trainer.updater import PolicyUpdater, SelectedGroup, Trained, UpdateReport
 from agent_r1.training.build import Runtime
@@ -64,6 +64,7 @@ from agent_r1.training.metrics import (
 from agent_r1.training.monitor import HealthMonitor, proxy_metrics, true_reward
 from agent_r1.training.progress import Progress, StepReport
 from agent_r1.training.sampling import AdaptiveSampler, group_requests
+from agent_r1.training.sft import find_fault
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested
 
 
@@ -124,19 +125,33 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         rollout_limits(config),
         seed=config.seed,
         greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
-        example=partial(example_for, runtime) if config.example_coef else no_example,
+        examples=SolutionExamples(runtime) if config.example_coef else None,
     )
 
 
-def example_for(runtime: Runtime, task: Task, attempts: Sequence[Trajectory]) -> ScriptedAgent | None:
-    """Return a script that plays a solution of ``task``; None if one of the attempts is a success."""
-    assert runtime.taskset.solutions is not None
-    solutions = runtime.taskset.solutions(task)
-    expected = solutions.expected_rewards
-    if not solutions.gold or any(reaches(sum_rewards(attempt), expected) for attempt in attempts):
-        return None
-    respond = solutions.gold[0].respond
-    return ScriptedAgent(runtime.taskset.env_for_split("train"), lambda _: respond, runtime.policy.renderer)
+class SolutionExamples:
+    """The first right solution of each task, of the task set of a run."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._policy, self._taskset = runtime.policy, runtime.taskset
+
+    def rollout(self, task: Task, attempts: Sequence[Trajectory]) -> ScriptedAgent | None:
+        assert self._taskset.solutions is not None
+        if task.env in self._taskset.unsolved:
+            return None
+        solutions = self._taskset.solutions(task)
+        expected = solutions.expected_rewards
+        if not solutions.gold or any(reaches(sum_rewards(attempt), expected) for attempt in attempts):
+            return None
+        respond = solutions.gold[0].respond
+        return ScriptedAgent(self._taskset.env_for_split("train"), lambda _: respond, self._policy.renderer)
+
+    def fault(self, task: Task, example: Trajectory) -> str | None:
+        assert self._taskset.solutions is not None
+        if fault := find_fault(self._policy, example):
+            return fault
+        totals, expected = sum_rewards(example), self._taskset.solutions(task).expected_rewards
+        return None if reaches(totals, expected) else f"it earned {dict(totals)} and not {dict(expected)}"
 
 
 async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
@@ -201,7 +216,7 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
                     await manager.take_snapshot_if_due(monitor.state)
                 watch.lap("checkpoint_seconds")
                 published = [PolicyPublished(update.version)] if update.version.number > before else []
-                timings = watch.take() | (profile := profiles.take()) | runtime.meter.take()
+                timings = watch.take() | (profile := profiles.take()) | (runtime.meter.take() if config.acts else {})
                 await _record_step(run, batch, update, published, validation | proxy, timings)
                 profiles.on_step(update.step, profile, is_last=update.step == config.steps)
                 await monitor.report(findings)
@@ -302,8 +317,8 @@ async def _record_step(
         **extra_measures(run.runtime.taskset, trajectories),
     }
     if not run.runtime.config.acts:  # the transcripts have no scores of their own
-        made_up = {"reward", "em", "reward_spread", "policy_loss", "clip_fraction", "kl_old"}
-        made_up |= {"constant_groups", "dead_groups", "solved_groups"}
+        made_up = {"reward", "em", "reward_spread", "policy_loss", "clip_fraction", "kl_old", "constant_groups"}
+        made_up |= {"dead_groups", "solved_groups", f"{REWARD_MEAN}{EXAMPLE}", "calls", "failed_calls", "invalid_calls"}
         metrics = {key: value for key, value in metrics.items() if key not in made_up}
     fates = [
         AttemptFate(one.attempt, "trained", update.step, credit=one.advantage_sum)

@@ -459,6 +459,12 @@ class HealthMonitor:
             if diagnosis is not None:
                 raise self._stopped(diagnosis)
 
+    def _checks_of_attempts(self, update: UpdateReport, attempts: Sequence[Trajectory]) -> Iterable[Finding | None]:
+        read = f"; read one: agent-r1 show {run_argument(self._folder)} worst"
+        described = describe_attempts(attempts, self._config.max_tokens, bool(self._tools))
+        yield check_contrast(update, described + read)
+        yield check_entropy(update.metrics.get("entropy"), self.state.start_entropies)
+
     def on_step(
         self,
         update: UpdateReport,
@@ -474,15 +480,13 @@ class HealthMonitor:
         """
         state, metrics = self.state, update.metrics
         entropy, starts = metrics.get("entropy"), state.start_entropies
-        read = f"; read one: agent-r1 show {run_argument(self._folder)} worst"
         proxies = state.proxies + (((proxy[PROXY], proxy[TRUE]),) if proxy else ())
         results: Iterable[Finding | None] = (
             check_weights(served, published),
             check_finite(metrics, self._limits.patience),
             check_logprob_gap(metrics, self._gap_limit, self._limits.patience),
             check_calls(attempts, self._tools),
-            check_contrast(update, describe_attempts(attempts, self._config.max_tokens, bool(self._tools)) + read),
-            check_entropy(entropy, starts),
+            *(self._checks_of_attempts(update, attempts) if self._config.acts else ()),
             check_memory(update.micro_tokens, self._config.trainer.micro_tokens),
             None if state.hacking_warned else check_reward_hacking(proxies),
         )

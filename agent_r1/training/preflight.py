@@ -53,6 +53,9 @@ def check_algorithm_settings(config: TrainConfig) -> None:
     if not isinstance(build_context_policy(config.context_policy), Append):
         check_context_rewriting(algorithm)
     reuses_samples, is_stale = algorithm.epochs * config.trainer.minibatches > 1, config.max_staleness > 0
+    if algorithm.llds is not None and not reuses_samples and not is_stale:
+        do = "give trainer.minibatches or algorithm.epochs too: in the first step on a batch, no likelihood has changed"
+        raise InvalidInput("algorithm.llds", got=algorithm.llds.coefficient, do=do)
     if not algorithm.loss.uses_ratio:
         # A correction is the weight pi_old / mu (mu: the policy that sampled the tokens), which is fixed during the
         # update. The weight corrects for stale samples. It does not correct for the difference between the current
@@ -91,8 +94,14 @@ def check_examples(config: TrainConfig, taskset: TaskSet) -> None:
         do = f"leave it out: {config.algorithm.name} learns from a teacher"
     elif taskset.solutions is None or taskset.agent is not None or config.agent:
         do = "leave it out: the task set has no solutions that a script could play (docs/environments.md)"
+    elif not isinstance(build_context_policy(config.context_policy), Append):
+        do = f"leave it out: a solution is whole, and context_policy {config.context_policy.name} shortens histories"
     else:
-        return
+        task = next((task for task in taskset.tasks("train") if task.env not in taskset.unsolved), None)
+        with isolate(lambda reason: InvalidInput(f"solutions of {taskset.name}", got=reason, do="repair them")):
+            if task is not None and taskset.solutions(task).gold:
+                return
+        do = f"leave it out: task {task.id if task else 'list'} has no right solution"
     raise InvalidInput("example_coef", got=config.example_coef, do=do)
 
 
@@ -207,7 +216,8 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
         if expected != found:
             got = f"others than the run's: sha256 {found[:12]}.., not {expected[:12]}.."
             raise InvalidInput(name, got=got, do="put back what the run began with, or start a new run")
-    for name, value in config.model_dump(mode="json", include={"data", "corpus"}).items():
+    # the transcripts of a run are in its folder, and their tasks were compared above
+    for name, value in config.model_dump(mode="json", include={"data", "corpus"} if config.acts else set()).items():
         is_list = str(value).endswith(".toml")  # the TOML file names further files, which have no fingerprint
         if value != own[name] and (is_list or not (name in current and name in recorded)):
             do = f"leave it out: {run} continues with {own[name] or 'none'}, to which it cannot be compared"

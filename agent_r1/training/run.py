@@ -74,7 +74,7 @@ def train(config: TrainConfig, taskset: TaskSet, progress: Progress, placement: 
     # The folder is created last, so that a run with wrong input leaves no folder behind.
     with closing(create_run(folder, config.model_dump(mode="json"))) as writer:
         keep_for_branch(Path(config.model))
-        keep_transcripts(config, taskset, folder)
+        keep_transcripts(taskset, folder)
         start = initial_state(runtime.updater)
         start = replace(start, events=(*start.events, *parents, *data_events, *arithmetic_events(runtime)))
         return _train_and_close(runtime, start, writer, folder, progress)

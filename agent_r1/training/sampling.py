@@ -53,25 +53,26 @@ def _permutation(seed: int, epoch: int, kinds: Sequence[Kind]) -> list[int]:
     return sorted(permutation, key=place.__getitem__)
 
 
-HALF_LIFE = 10
-"""Steps after which an outcome counts half, because the policy has changed: dead tasks come back."""
+TASK_HALF_LIFE, KIND_HALF_LIFE = 2.0, 10.0
+"""The age at which an outcome counts half, because the policy has changed: in passes over all tasks for a task, so that
+dead tasks come back after some passes however many tasks there are; in steps for a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Discounted numbers of groups whose rewards differed, and of groups whose rewards were equal, at ``step``."""
+    """Discounted numbers of groups whose rewards differed, and were equal, at ``time``, measured in half-lives."""
 
     differing: float = 0.0
     equal: float = 0.0
-    step: int = 0
+    time: float = 0.0
 
-    def at(self, step: int) -> Outcomes:
-        factor = 0.5 ** ((step - self.step) / HALF_LIFE)
-        return Outcomes(factor * self.differing, factor * self.equal, step)
+    def at(self, time: float) -> Outcomes:
+        factor = 0.5 ** (time - self.time)
+        return Outcomes(factor * self.differing, factor * self.equal, time)
 
-    def add(self, differs: bool, step: int) -> Outcomes:
-        now = self.at(step)
-        return Outcomes(now.differing + differs, now.equal + (not differs), step)
+    def add(self, differs: bool, time: float) -> Outcomes:
+        now = self.at(time)
+        return Outcomes(now.differing + differs, now.equal + (not differs), time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,14 @@ class AdaptiveSampler:
                 continue
             differs, index = pstdev(totals) > MIN_STD, state.drawn[selected.group.group_id - state.taken]
             kind = self._kind_index[self._kinds[index]]
-            tasks[index] = tasks.get(index, Outcomes()).add(differs, step)
-            kinds[kind] = kinds.get(kind, Outcomes()).add(differs, step)
+            tasks[index] = tasks.get(index, Outcomes()).add(differs, self._task_time)
+            kinds[kind] = kinds.get(kind, Outcomes()).add(differs, step / KIND_HALF_LIFE)
         rest = state.drawn[len(batch) :]
         self.state = SamplingState(step, state.seen, tasks, kinds, rest, state.taken + len(batch))
 
     def mean(self, kind: Kind) -> float:
         """Return the probability that the rewards of a group at a task of this kind differ."""
-        known = self.state.kinds.get(self._kind_index[kind], Outcomes()).at(self.state.step)
+        known = self.state.kinds.get(self._kind_index[kind], Outcomes()).at(self.state.step / KIND_HALF_LIFE)
         return (1 + known.differing) / (2 + known.differing + known.equal)  # uniform prior
 
     def _draw(self, group_id: int) -> int:
@@ -149,11 +150,16 @@ class AdaptiveSampler:
         largest = max(map(self.mean, self._kind_index))
         for _ in self._tasks:  # at most an epoch, so that a draw ends
             index = self._next()
-            mean, known = self.mean(self._kinds[index]), self.state.tasks.get(index, Outcomes()).at(self.state.step)
+            mean = self.mean(self._kinds[index])
+            known = self.state.tasks.get(index, Outcomes()).at(self._task_time)
             drawn = generator.betavariate(mean + known.differing, 1 - mean + known.equal)
             if generator.random() * largest < drawn:
                 break
         return index
+
+    @property
+    def _task_time(self) -> float:
+        return self.state.seen / len(self._tasks) / TASK_HALF_LIFE
 
     def _next(self) -> int:
         epoch, place = divmod(self.state.seen, len(self._tasks))

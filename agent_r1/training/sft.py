@@ -15,14 +15,14 @@ from typing import Any
 from agent_r1.config import Layer, resolve
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.inference import NO_POLICY
+from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.store.folder import default_run_name, run_folder
 from agent_r1.store.reader import AttemptFilter, RunReader, read_tools
-from agent_r1.tasksets import TRANSCRIPTS
+from agent_r1.tasksets import TRANSCRIPTS, TRANSCRIPTS_FILE
 from agent_r1.tasksets.transcripts import (
     TRAIN,
     VALIDATION,
@@ -35,9 +35,6 @@ from agent_r1.tasksets.transcripts import (
 from agent_r1.training.check import play_solutions
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.policy import Policy
-
-FILE = "transcripts.jsonl"
-"""The file in the folder of a run with the transcripts that it imitates."""
 
 EPOCHS, BATCH = 3.0, 16
 """The defaults: passes over the transcripts, and transcripts per optimizer step."""
@@ -66,7 +63,7 @@ def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list
     layers = [replace(one, values=_without(one.values, OF_ATTEMPTS)) for one in layers]
     given = resolve(TrainConfig, layers, build=False)
     run = given.run or default_run_name("sft", Path(given.model).name or "run", datetime.now())
-    own = {"run": run, "taskset": TRANSCRIPTS, "data": str((run_folder(run) / FILE).absolute())}
+    own = {"run": run, "taskset": TRANSCRIPTS, "data": str((run_folder(run) / TRANSCRIPTS_FILE).absolute())}
     number = len(taskset.tasks(TRAIN))
     batch = given.groups_per_step if "groups_per_step" in given.model_fields_set else min(BATCH, number)
     per_epoch = -(-number // batch)
@@ -81,40 +78,51 @@ def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
     return {key: value for key, value in values.items() if key.partition(".")[0] not in names}
 
 
-def keep_transcripts(config: TrainConfig, taskset: TaskSet, folder: Path) -> None:
+def keep_transcripts(taskset: TaskSet, folder: Path) -> None:
     """Write the transcripts of a new run to its folder, from which the run is resumed."""
-    if isinstance(taskset.env, Transcripts) and config.data == (folder / FILE).absolute():
-        write_transcripts(folder / FILE, list(taskset.env.by_task.values()))
+    if isinstance(taskset.env, Transcripts):
+        write_transcripts(folder / TRANSCRIPTS_FILE, list(taskset.env.by_task.values()))
 
 
-def check_transcripts(policy: Policy, env: Transcripts) -> None:
+def check_transcripts(policy: Policy, config: TrainConfig, env: Transcripts) -> None:
     """Raise InvalidInput if the chat template would write a transcript otherwise, or if one is too long."""
+    if not config.algorithm.sft_coef or config.group_size != 1:
+        got = f"{config.algorithm.name} with group_size {config.group_size}"
+        raise InvalidInput("algorithm", got=got, do="leave both out: agent-r1 sft imitates transcripts one by one")
+    faults = asyncio.run(_find_faults(policy, env))
+    if faults:
+        (name, reason), others = faults[0], f" (and {len(faults) - 1} more with a fault)" * (len(faults) > 1)
+        do = "repair or remove it: the model would learn something else than the transcript says"
+        raise InvalidInput(f"{name}{others}", got=reason, do=do)
+
+
+async def _find_faults(policy: Policy, env: Transcripts) -> list[tuple[str, str]]:
+    found = []
+    agent = ScriptedAgent(env, lambda attempt: env.responder(attempt.task), policy.renderer)
     for name, transcript in env.by_task.items():
-        if reason := _find_fault(policy, name, transcript):
-            do = "repair or remove it: the model would learn something else than the transcript says"
-            raise InvalidInput(name, got=reason, do=do)
+        context = RolloutContext(AttemptId("check", name, 0, 0), 0)
+        (trajectory,) = await agent.run(Task(name, transcript.opening), context)
+        if fault := find_fault(policy, trajectory, transcript.answers):
+            found.append((name, fault))
+    return found
 
 
-def _find_fault(policy: Policy, name: str, transcript: Transcript) -> str | None:
-    trajectory = asyncio.run(_replay(policy, name, transcript))
+def find_fault(policy: Policy, trajectory: Trajectory, answers: Sequence[Message] = ()) -> str | None:
+    """Return why a model cannot learn what a script wrote; None if it can.
+
+    ``answers`` are the messages that the script gave; () if they are not known.
+    """
     if trajectory.status is not Status.COMPLETED:
         return trajectory.reason or str(trajectory.status)
     longest = max(len(trajectory.prompt_ids(turn)) + len(turn.action_ids) for turn in trajectory.turns)
     if longest > policy.context_length:
         return f"{longest} tokens, but the context has {policy.context_length} (--context)"
-    for number, (turn, given) in enumerate(zip(trajectory.turns, transcript.answers, strict=True)):
+    for number, turn in enumerate(trajectory.turns):
         # a policy stops at the first end token
         is_cut = not set(turn.action_ids[:-1]).isdisjoint(policy.renderer.stop_token_ids)
-        if is_cut or not policy.renderer.reads_back(turn.action.message, given):
+        if is_cut or (answers and not policy.renderer.reads_back(turn.action.message, answers[number])):
             return f"answer {number}, which the chat template writes as {turn.action.text[:200]!r}"
     return None
-
-
-async def _replay(policy: Policy, name: str, transcript: Transcript) -> Trajectory:
-    env = Transcripts({name: transcript})
-    agent = ScriptedAgent(env, lambda attempt: env.responder(name), policy.renderer)
-    (trajectory,) = await agent.run(Task(name, transcript.opening), RolloutContext(AttemptId("check", name, 0, 0), 0))
-    return trajectory
 
 
 def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
@@ -129,7 +137,7 @@ def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
             page = reader.list_attempts(AttemptFilter(min_reward=min_reward), limit=PAGE, offset=offset)
             for summary in page:
                 trajectory = reader.trajectory(summary.attempt)
-                if trajectory is None or trajectory.truncated or not _is_own(trajectory):
+                if trajectory is None or trajectory.truncated:
                     continue
                 if any(call.error for turn in trajectory.turns for call in turn.action.message.calls):
                     continue
@@ -141,11 +149,6 @@ def attempts_of_run(run: Path, min_reward: float) -> list[Transcript]:
         do = "lower --min_reward, or name another run"
         raise InvalidInput("--from", got=f"{run}, without an attempt whose reward is {min_reward:g} or more", do=do)
     return list(found.values())
-
-
-def _is_own(trajectory: Trajectory) -> bool:
-    # an example in a run is no attempt of its policy
-    return all(span.version != NO_POLICY for turn in trajectory.turns for span in turn.version_spans)
 
 
 def solutions_of(taskset: TaskSet, number: int) -> list[Transcript]:

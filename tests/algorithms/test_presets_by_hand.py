@@ -107,6 +107,7 @@ def weights_and_loss(make: Any, algorithm: Algorithm) -> tuple[TrainingBatch, To
         old_values=old_values,
         sampler_logprobs=column(batch, OLD, OBSERVED_PI).log(),
         trajectory=batch.token_trajectory,
+        turn=batch.token_turn,
         top_logprobs=top,
         teacher_top_logprobs=teacher_top,
     )

@@ -21,6 +21,9 @@ CASES = (
     # t0 -1.2 A, t1 -0.5 A, t2 -A; t3 r = 4 -> 3 |A|, t4 1.2 |A|; t5 0.8 |A|; t6 -1.2 A; t7 0.8 |A|, t8 1.5 |A|
     # -1.360672 - 0.566947 - 1.133893 + 2.267787 + 0.907115 + 0.302372 - 0.848528 + 0.565685 + 1.060660 = 1.193578; / 9
     Case("grpo", STANDARD, 0.132620),
+    # plus 0.1 (-log r) at t1, the only token that fell in a turn with A >= 0 that fell: r of a's first turn is 0.75;
+    # 0.1 * 0.693147 / 9 = 0.007702
+    Case("grpo", STANDARD, 0.140322, {"llds.coefficient": 0.1}),
     # plus twice the loss of top-k-distillation: 0.132620 + 2 * 0.0962705
     Case("grpo", STANDARD, 0.325161, {"distillation.coefficient": 2.0}),
     # the sum without the dual clip, over 5 trajectories times 1024:

@@ -19,13 +19,12 @@ from agent_r1.rollout.collector import StalenessController
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
-from agent_r1.trainer.updater import EXAMPLE, SelectedGroup
+from agent_r1.trainer.updater import SelectedGroup
 from agent_r1.training.checkpoint_files import TrainProgress
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
 from agent_r1.training.sampling import AdaptiveSampler, group_requests
-from agent_r1.training.sft import attempts_of_run
 
 SIZE = 4
 CONFIG = TrainConfig(steps=1, groups_per_step=SIZE, group_size=2, seed=3)
@@ -88,8 +87,20 @@ def test_within_a_kind_the_tasks_that_differ_are_preferred():
     sampler = AdaptiveSampler(tasks, CONFIG, kind)
     drawn = [step(sampler, number, lambda task: int(task.id) % 2) for number in range(1, 81)]
     counts = Counter(int(task.id) % 2 for one in drawn[-40:] for task in one)
-    assert counts[1] > 2 * counts[0] > 0
+    assert counts[1] > 1.6 * counts[0] > 0
     assert len({task.id for one in drawn[-40:] for task in one if int(task.id) % 2}) == len(tasks) // 2, "all of them"
+
+
+def test_with_many_tasks_those_that_differ_are_preferred_too():
+    tasks = tasks_of(0, number=2000)
+    sampler = AdaptiveSampler(tasks, CONFIG, kind)
+    shares = []
+    for number in range(1, 501):
+        drawn = step(sampler, number, lambda task: int(task.id) % 10 < 3, groups=16)
+        shares.append(sum(int(task.id) % 10 < 3 for task in drawn) / 16)
+    first, last = shares[:100], shares[-100:]
+    assert abs(sum(first) / 100 - 0.3) < 0.05, "control: in the first pass nothing is known"
+    assert sum(last) / 100 > 0.42
 
 
 def test_nothing_is_preferred_without_outcomes_that_differ():
@@ -133,27 +144,49 @@ def test_a_run_resumes_with_the_same_tasks(stopped, whole, tmp_path):
     assert run.result != whole().result, "control: other tasks than those of uniform sampling"
 
 
-def test_a_group_without_success_gets_an_example(taskset, tmp_path):
-    settings = {"example_coef": 0.5, "groups_per_step": 4, "group_size": 2, "evaluate_n": 0, "pass_k": 0, "steps": 2}
-    layers = [Layer("test", {**settings, "run": str(tmp_path / "run")})]
+EXAMPLES = {"example_coef": 0.5, "groups_per_step": 4, "group_size": 2, "evaluate_n": 0, "pass_k": 0, "steps": 2}
+
+
+def run_with_examples(taskset, folder, **settings):
+    layers = [Layer("test", {**EXAMPLES, "run": str(folder), **settings})]
     train(resolve_config(TrainConfig, layers, taskset), taskset, SilentProgress())
-    assert verify(tmp_path / "run").violations == ()
-    with closing(RunReader(tmp_path / "run")) as reader:
-        trajectories = list(reader.trajectories())
-        fates = {fate.attempt: fate for fate in reader.fates()}
-        examples = [one for one in trajectories if fates[one.attempt].reason == EXAMPLE]
-        own = [one for one in trajectories if one not in examples]
-        successes = {one.attempt.group_id for one in own if one.rewards["em"] == 1}
-        assert {one.attempt.group_id for one in examples} == set(range(8)) - successes and examples
-        assert all(one.rewards["em"] == 1 and one.attempt.sample_index == 2 for one in examples)
-        assert (
-            sum(reader.curve("examples").values()) == len(examples) and min(reader.curve("example_loss").values()) > 0
-        )
+    assert verify(folder).violations == ()
+    return folder
+
+
+def test_a_group_without_success_gets_an_example(taskset, tmp_path):
+    with closing(RunReader(run_with_examples(taskset, tmp_path / "run"))) as reader:
+        own = list(reader.trajectories())
+        assert len(own) == 2 * 4 * 2, "examples are no attempts"
+        dead = [
+            {one.attempt.group_id for one in own if one.attempt.group_id // 4 == step}
+            - {one.attempt.group_id for one in own if one.rewards["em"] == 1}
+            for step in range(2)
+        ]
+        assert list(reader.curve("examples").values()) == [len(groups) for groups in dead] and all(dead)
+        assert min(reader.curve("example_loss").values()) > 0
         em = [one.rewards["em"] for one in own if one.attempt.group_id < 4]
-        assert reader.curve("em")[1] == sum(em) / len(em), "without the examples"
-    with pytest.raises(InvalidInput, match="without an attempt"):
-        attempts_of_run(tmp_path / "run", 2.0)
-    assert len(attempts_of_run(tmp_path / "run", 1.0)) <= len([one for one in own if one.rewards["em"] == 1])
+        assert reader.curve("em")[1] == sum(em) / len(em)
+
+
+def test_a_solution_that_is_wrong_or_fails_is_not_imitated(taskset, tmp_path, caplog):
+    def wrong(task):
+        return replace(taskset.solutions(task), gold=taskset.solutions(task).wrong)
+
+    def failing(task):
+        if task.id == taskset.tasks("train")[0].id:
+            return taskset.solutions(task)  # the one that is looked at before the run begins
+        raise KeyError("no solution here")
+
+    for name, solutions, says in (("wrong", wrong, "it earned"), ("failing", failing, "no solution here")):
+        caplog.clear()
+        folder = run_with_examples(replace(taskset, solutions=solutions), tmp_path / name, steps=1)
+        with closing(RunReader(folder)) as reader:
+            assert "examples" not in reader.metric_names()
+        assert any(says in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    run_with_examples(taskset, tmp_path / "short", steps=1, context=70)
+    assert any("tokens, but the context has 70" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize(("settings", "says"), [({"algorithm": "top-k-distillation"}, "teacher"), ({}, "no solutions")])

@@ -168,8 +168,9 @@ def test_a_stopped_run_continues_exactly(tools_model, tmp_path):
         assert (tmp_path / name / "transcripts.jsonl").exists() and taskset.validation == "validation"
 
     run("whole", 6)
-    run("stopped", 4)
-    file.unlink()  # the run has its own copy
+    run("moved", 4)
+    file.unlink()  # the run has its own copy, wherever it is
+    (tmp_path / "moved").rename(tmp_path / "stopped")
     agent_r1.resume(tmp_path / "stopped", steps=6, progress=SilentProgress())
     with closing(RunReader(tmp_path / "whole")) as whole, closing(RunReader(tmp_path / "stopped")) as stopped:
         assert whole.curve("sft_loss") == stopped.curve("sft_loss")
@@ -227,6 +228,10 @@ def test_solved_examples_of_the_prompt_are_not_learned():
         ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "weight 0.5"),
         ({"messages": [], "split": "test"}, "split 'test'"),
         ({"messages": [], "tools": [{"type": "function"}]}, "without a name"),
+        ({"messages": [], "tools": 5}, "no list"),
+        ({"messages": [], "tools": "no json"}, "no JSON"),
+        ({"messages": [], "tools": [{"function": {"name": "a", "parameters": "text"}}]}, "schema"),
+        ({"messages": [], "tools": [{"function": {"name": "a", "description": 5}}]}, "description"),
     ],
 )
 def test_a_row_that_is_no_transcript_is_named(row, says, tmp_path, capsys):
@@ -235,6 +240,24 @@ def test_a_row_that_is_no_transcript_is_named(row, says, tmp_path, capsys):
     assert main(["sft", str(file), "--model", "tiny-base"]) == 2
     error = capsys.readouterr().err
     assert says in error and "row 1" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "got nothing"),
+        (["FILE", "--from_solutions"], "DATA and --from_solutions"),
+        (["FILE", "--n", "3"], "--n: got it and DATA"),
+        (["FILE", "--data", "other.jsonl"], "--data: got it and DATA"),
+        (["--from_solutions", "--min_reward", "1"], "--min_reward: got it and --from_solutions"),
+        (["FILE", "--temperature", "0.7"], "makes no attempts"),
+        (["FILE", "--algorithm", "grpo"], "makes no attempts"),
+    ],
+)
+def test_options_without_an_effect_are_refused(arguments, says, tmp_path, capsys):
+    file = str(taskset_of(tmp_path))
+    assert main(["sft", *(file if one == "FILE" else one for one in arguments), "--model", "tiny-base"]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_what_the_template_writes_otherwise_is_refused(tools_model, tmp_path):
