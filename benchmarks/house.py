@@ -28,9 +28,10 @@ from agent_r1.core.trajectory import Group
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.collector import Collector, NullRecorder
 from agent_r1.tasksets import build
-from agent_r1.training.build import Runtime, build_runtime, group_requests
+from agent_r1.training.build import Runtime, build_runtime
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.environments import rollout_limits
+from agent_r1.training.sampling import group_requests
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = str(ROOT / "agent_r1")

@@ -361,7 +361,8 @@ def draw_run(curves: Curves) -> tuple[Chart, ...]:
     charts = []
     for panel in PANELS:
         selected = _largest(panel.select(curves)) if panel.are_parts else panel.select(curves)
-        if selected or panel.missing:
+        # a run on transcripts has steps and no rewards
+        if selected or (panel.missing and not (panel is PANELS[0] and curves)):
             lines = [
                 Line(label, curve, color, best if curve is curves.get(BEST_BY) else None)
                 for color, (label, curve) in enumerate(selected)

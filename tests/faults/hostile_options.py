@@ -67,10 +67,11 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "view": ("finished", "--port", "0"),
     "export": ("finished", "new"),
     "smoke": ("agent.py",),
+    "sft": ("--from_solutions", "--taskset", "tinywiki", "--n", "2", "--steps", "1", "--run", "new"),
 }
 """Arguments with which each command works."""
 
-SAME_SETTINGS = ("smoke",)
+SAME_SETTINGS = ("smoke", "sft")
 """Commands that have almost all settings of ``train``. Only the whole form tries them."""
 
 
