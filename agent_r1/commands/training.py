@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -246,7 +246,7 @@ def sft(
     for name in useless:
         raise InvalidInput(name, got=f"it and {sources[0]}", do=f"leave it out: it has no effect with {sources[0]}")
     from agent_r1.tasksets.transcripts import make_taskset, read_transcripts
-    from agent_r1.training.sft import attempts_of_run, sft_layers, solutions_of
+    from agent_r1.training.sft import attempts_of_run, sft_layers, solutions_of, without
 
     source: Mapping[str, Any] = {}
     if file is not None:
@@ -258,7 +258,7 @@ def sft(
     else:
         solved = open_taskset(given.taskset, given, given.model)
         source, transcripts = solved.recipe, solutions_of(solved, number or 200)
-        layers = [Layer(one.source, _without(one.values, NOT_FOR_OTHER_TASKSETS)) for one in layers]
+        layers = [Layer(one.source, without(one.values, NOT_FOR_OTHER_TASKSETS)) for one in layers]
     taskset = make_taskset(transcripts)
     kept = {key: value for key, value in source.items() if key.partition(".")[0] in FROM_TASKSET}
     layers = [*sft_layers(layers, taskset, epochs), Layer("settings of the transcripts' source", kept)]
@@ -266,10 +266,6 @@ def sft(
     splits = ", ".join(f"{split} {len(taskset.tasks(split))}" for split in ("train", taskset.validation) if split)
     progress.print_line(f"{len(transcripts)} transcripts ({splits})")
     _train_and_show(config, taskset, progress, None, as_json, dry_run=dry_run)
-
-
-def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in keys}
 
 
 @click.command(cls=SettingsCommand, config=TrainConfig, common=COMMON)
@@ -342,6 +338,10 @@ def _open_run(file: Path | None, layers: list[Layer]) -> tuple[TrainConfig, Task
     config = resolve_resume_config(layers)
     if file is not None:
         return config, load_task_file(file, config.model)
+    if not config.acts:
+        from agent_r1.tasksets.transcripts import open_transcripts
+
+        return config, open_transcripts(run_folder(config.run))
     require_file(run_folder(config.run), config.taskset)
     return config, open_taskset(config.taskset, config, config.model)
 
@@ -388,9 +388,6 @@ def evaluate(
     else:
         taskset = open_file(file, given, config.model)
     config = resolve_config(EvalConfig, layers, taskset)
-    if config.taskset == TRANSCRIPTS:
-        do = "name a task set in which the model acts"
-        raise InvalidInput("--taskset", got=f"{TRANSCRIPTS}, whose answers others have written", do=do)
     from agent_r1.training.evaluate import evaluate
 
     table = evaluate(config, taskset, warn_unsandboxed(taskset, progress))

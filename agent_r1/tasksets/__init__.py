@@ -27,10 +27,7 @@ class Entry(NamedTuple):
 
 
 TRANSCRIPTS = "transcripts"
-"""The task set of conversations that others have written. A run on it learns by imitation, and samples no attempts."""
-
-TRANSCRIPTS_FILE = "transcripts.jsonl"
-"""The file in the folder of a run with the transcripts that it imitates."""
+"""The task set of a run of ``agent-r1 sft``: conversations that others have written, which the run imitates."""
 
 _MULTIHOP = "agent_r1.tasksets.multihop:build"
 
@@ -45,7 +42,6 @@ TASKSETS: Mapping[str, Entry] = {
     "multihop": Entry(_MULTIHOP, "several of these, mixed as the TOML file that --data names says"),
     "math": Entry("agent_r1.tasksets.math:build", "mathematics with a Python interpreter: GSM8K, MATH; needs --data"),
     "code": Entry("agent_r1.tasksets.code:build", "functions to write, try and fix: HumanEval, MBPP; needs --data"),
-    TRANSCRIPTS: Entry("agent_r1.tasksets.transcripts:build", "conversations to imitate; needs --data; see sft"),
 }
 
 

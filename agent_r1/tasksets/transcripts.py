@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core.environment import RolloutContext, Transition
+from agent_r1.core.errors import InvalidInput
 from agent_r1.core.files import JsonRecord, atomic_write
 from agent_r1.core.messages import Action, Message, ToolSpec, from_openai, to_openai
 from agent_r1.core.task import Task
@@ -30,25 +31,17 @@ class Transcript:
 
     # the prompt before the first answer that is learned; it can have solved examples, whose answers are not learned
     opening: tuple[Message, ...]
-    rest: tuple[Message, ...]  # begins with an answer
+    # each answer that is learned, and the messages after it
+    turns: tuple[tuple[Message, tuple[Message, ...]], ...]
     tools: tuple[ToolSpec, ...] = ()  # the tools that the prompt describes
     split: str = TRAIN  # "train", or "validation"
-
-    @property
-    def answers(self) -> tuple[Message, ...]:
-        """The messages of the assistant that are learned."""
-        return tuple(message for message in self.rest if message.role == "assistant")
-
-    def observation(self, turn: int) -> tuple[Message, ...]:
-        """Return the messages between the answers ``turn`` and ``turn + 1``, counted from 0."""
-        places = [place for place, message in enumerate(self.rest) if message.role == "assistant"]
-        return self.rest[places[turn] + 1 : (*places, len(self.rest))[turn + 1]]
 
     def to_openai(self) -> dict[str, Any]:
         """Return the transcript as a row of a JSONL file. :func:`parse` reads it."""
         tools = {"tools": [tool.to_openai() for tool in self.tools]} if self.tools else {}
         opening = [to_openai(one) | ({"weight": 0} if one.role == "assistant" else {}) for one in self.opening]
-        return {"messages": [*opening, *map(to_openai, self.rest)], **tools, "split": self.split}
+        rest = [to_openai(message) for answer, observation in self.turns for message in (answer, *observation)]
+        return {"messages": [*opening, *rest], **tools, "split": self.split}
 
 
 def parse(row: Mapping[str, Any]) -> Transcript:
@@ -82,7 +75,9 @@ def parse(row: Mapping[str, Any]) -> Transcript:
             raise ValueError(f"message {place} has the weight {weights[place]}: give 0 only before all that is learned")
         if place and roles[place - 1 : place + 1] == ["assistant", "assistant"]:
             raise ValueError(f"two messages of the assistant in a row, of which message {place} is the second")
-    return Transcript(read[: learned[0]], read[learned[0] :], specs, split)
+    ends = (*learned[1:], len(read))
+    turns = tuple((read[place], read[place + 1 : end]) for place, end in zip(learned, ends, strict=True))
+    return Transcript(read[: learned[0]], turns, specs, split)
 
 
 def _message(row: Mapping[str, Any]) -> Message:
@@ -118,12 +113,6 @@ def parse_record(record: JsonRecord) -> Transcript:
         raise record.error(str(error), do) from error
 
 
-def write_transcripts(path: Path, transcripts: Sequence[Transcript]) -> None:
-    """Write transcripts to a JSONL file, as a whole or not at all."""
-    lines = [json.dumps(one.to_openai(), ensure_ascii=False) + "\n" for one in transcripts]
-    atomic_write(path, "".join(lines).encode())
-
-
 @dataclass(slots=True)
 class Transcripts:
     """The environments of transcripts, in which a script writes the answers (see ``responder``)."""
@@ -139,8 +128,8 @@ class Transcripts:
 
     def responder(self, task_id: str) -> Responder:
         """Return the script that writes the answers of a transcript."""
-        answers = self.by_task[task_id].answers
-        return lambda conversation, turn: answers[turn]
+        turns = self.by_task[task_id].turns
+        return lambda conversation, turn: turns[turn][0]
 
 
 class _TranscriptEnv:
@@ -159,42 +148,55 @@ class _Episode:
     turn: int = 0
 
     async def step(self, action: Action) -> Transition:
-        given, turn = self.transcript.answers, self.turn
+        answer, observation = self.transcript.turns[self.turn]
         # The ids of calls are those of the parsed action, as in any other episode.
-        pairs = zip(given[turn].calls, action.message.calls, strict=False)
+        pairs = zip(answer.calls, action.message.calls, strict=False)
         ids: dict[str | None, str] = {before.id: after.id for before, after in pairs}
-        observation = self.transcript.observation(turn)
         messages = tuple(replace(one, call_id=ids.get(one.call_id, one.call_id)) for one in observation)
         self.turn += 1
-        return Transition(messages, end="terminal" if self.turn == len(given) else None)
+        return Transition(messages, end="terminal" if self.turn == len(self.transcript.turns) else None)
 
     async def close(self) -> None:
         return None
 
 
-def build(data: Path) -> TaskSet:
-    """Build the task set of the transcripts in ``data``, with the splits "train" and "validation"."""
-    return make_taskset(read_transcripts(data), data)
-
-
-def make_taskset(transcripts: Sequence[Transcript], source: Path = Path(TRANSCRIPTS)) -> TaskSet:
-    """Return the task set of ``transcripts``, which come from ``source``."""
+def make_taskset(transcripts: Sequence[Transcript]) -> TaskSet:
+    """Return the task set of ``transcripts``, with the splits "train" and "validation"."""
     names = [f"transcript/{number}" for number in range(1, len(transcripts) + 1)]
     by_task = dict(zip(names, transcripts, strict=True))
     splits: dict[str, list[Task]] = {TRAIN: [], VALIDATION: []}
     for name, transcript in by_task.items():
         # the data are the whole transcript, so that the hash of the tasks covers it
         splits[transcript.split].append(Task(name, transcript.opening, transcript.to_openai(), transcript.split))
+    if not splits[TRAIN]:
+        do = f"leave the split out, or give {TRAIN!r}, in the rows to learn from"
+        raise InvalidInput("transcripts", got=f"none to learn from, and {len(transcripts)} for validation", do=do)
     return TaskSet(
         name=TRANSCRIPTS,
         env=Transcripts(by_task),
-        tasks=nonempty_splits(splits, source),
+        tasks=nonempty_splits(splits, Path(TRANSCRIPTS)),
         scorers=(FunctionScorer({EXAMPLE: _one}),),
         recipe={"algorithm": "sft", "group_size": 1, "trainer.learning_rate": 2e-5},
         evaluation=(),
         validation=VALIDATION if splits[VALIDATION] else None,
         rewards=(EXAMPLE,),
     )
+
+
+FILE = "transcripts.jsonl"
+"""The file in the folder of a run with the transcripts that it imitates."""
+
+
+def keep_transcripts(taskset: TaskSet, run: Path) -> None:
+    """Write the transcripts of a new run to its folder. A run with attempts has none."""
+    if isinstance(taskset.env, Transcripts):
+        rows = (json.dumps(one.to_openai(), ensure_ascii=False) for one in taskset.env.by_task.values())
+        atomic_write(run / FILE, "".join(f"{row}\n" for row in rows).encode())
+
+
+def open_transcripts(run: Path) -> TaskSet:
+    """Return the task set of the transcripts that a run imitates."""
+    return make_taskset(read_transcripts(run / FILE))
 
 
 def _one(trajectory: Trajectory, task: Task) -> float:
@@ -204,6 +206,8 @@ def _one(trajectory: Trajectory, task: Task) -> float:
 def transcripts_of(trajectory: Trajectory, tools: Sequence[ToolSpec], split: str = TRAIN) -> Iterator[Transcript]:
     """Yield the conversations of an attempt as transcripts. ``tools`` are those of the run."""
     for branch in trajectory.branches:
-        own, opening = tuple(tools) if branch.tools is None else branch.tools, branch.turns[0].new_messages
-        transcript = Transcript(opening, branch.messages[len(opening) :], own, split)
+        own, (first, *others) = tuple(tools) if branch.tools is None else branch.tools, branch.turns
+        answers = [turn.action.message for turn in branch.turns]
+        observations = [*(turn.new_messages for turn in others), branch.turns[-1].observation]
+        transcript = Transcript(first.new_messages, tuple(zip(answers, observations, strict=True)), own, split)
         yield parse(transcript.to_openai())  # as it is read from the run's file

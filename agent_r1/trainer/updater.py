@@ -203,10 +203,9 @@ class PolicyUpdater:
             if examples is not None and not any(POLICY in step.modules for step in steps):
                 self._imitate(examples)  # the step has nothing else to learn from
                 is_changed = self._trainer.optim_step(factor).applied
-            if self._example_losses:
-                metrics["examples"] = float(len(examples.batch.attempts)) if examples is not None else 0.0
-                metrics["example_loss"] = fmean(self._example_losses)
-                self._example_losses = []
+            if examples is not None:
+                metrics["examples"] = float(len(examples.batch.attempts))
+                metrics["example_loss"], self._example_losses = fmean(self._example_losses), []
             self._version += is_changed
             if kl is not None and kl.sync_steps:
                 is_due = self._step % kl.sync_steps == 0

@@ -26,7 +26,12 @@ from agent_r1.store.reader import RunReader, read_file
 from agent_r1.store.saved_weights import find_folder
 from agent_r1.tasksets import build, is_available
 from agent_r1.tasksets.tinywiki.model import TINY_BASE
-from agent_r1.tasksets.transcripts import make_taskset as transcript_tasks, parse_record, read_transcripts
+from agent_r1.tasksets.transcripts import (
+    make_taskset as transcript_tasks,
+    open_transcripts,
+    parse_record,
+    read_transcripts,
+)
 from agent_r1.training.build import Placement
 from agent_r1.training.config import LIMITS, EvalConfig, TrainConfig, resolve_config
 from agent_r1.training.evaluate import evaluate
@@ -93,6 +98,8 @@ def resume(
             file = read_file(reader)
         if file is not None:
             taskset = load_task_file(file, config.model)
+        elif not config.acts:
+            taskset = open_transcripts(run_folder(config.run))
         elif config.taskset.endswith(".toml"):
             taskset = load_mixture(Path(config.taskset), config.seed, config.model)
         elif is_available(config.taskset):

@@ -216,8 +216,7 @@ def check_data_unchanged(run: Path, config: TrainConfig, events: Iterable[LogEve
         if expected != found:
             got = f"others than the run's: sha256 {found[:12]}.., not {expected[:12]}.."
             raise InvalidInput(name, got=got, do="put back what the run began with, or start a new run")
-    # the transcripts of a run are in its folder, and their tasks were compared above
-    for name, value in config.model_dump(mode="json", include={"data", "corpus"} if config.acts else set()).items():
+    for name, value in config.model_dump(mode="json", include={"data", "corpus"}).items():
         is_list = str(value).endswith(".toml")  # the TOML file names further files, which have no fingerprint
         if value != own[name] and (is_list or not (name in current and name in recorded)):
             do = f"leave it out: {run} continues with {own[name] or 'none'}, to which it cannot be compared"

@@ -16,7 +16,7 @@ from agent_r1.store.folder import is_run, path_argument, run_argument, run_folde
 from agent_r1.store.manifest import MODEL, checkpoint_step, list_checkpoints
 from agent_r1.store.reader import RunReader, read_file
 from agent_r1.store.saved_weights import ADAPTER_CONFIG
-from agent_r1.tasksets import TRANSCRIPTS_FILE, is_available
+from agent_r1.tasksets import is_available
 from agent_r1.training.config import MonitorConfig, PlacementConfig, TrainConfig
 from agent_r1.workers.protocol import EnvironmentConfig
 
@@ -70,12 +70,10 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
         do = f"give at least the {taken} that {folder} took, or leave it out"
         raise InvalidInput("steps", got=after.steps, do=do)
     after.trainer.schedule.check_steps(after.steps)
-    if not after.acts:  # the run has its transcripts, wherever it was moved to
-        after = after.model_copy(update={"data": (folder / TRANSCRIPTS_FILE).absolute()})
     if complete and (after.steps, after.stop_after) == (before.steps, before.stop_after):
         got = f"{folder}, which is complete: it took its {taken} step{'s' * (taken != 1)}"
         do = f"give more --steps{' and another --stop_after' * (taken < before.steps)} to continue"
-        if before.acts and (file is not None or is_available(before.taskset)):
+        if file is not None or is_available(before.taskset):
             of_file = "" if file is None else f"{path_argument(file)} "
             do += f"; 'agent-r1 eval {of_file}--model {name}' gives its table again"
         raise InvalidInput("resume", got=got, do=do)

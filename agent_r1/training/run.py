@@ -25,6 +25,7 @@ from agent_r1.store.folder import create_run, default_run_name, reopen_run, requ
 from agent_r1.store.reader import RunReader, file_events, result_event, tools_event
 from agent_r1.store.saved_weights import find_parent
 from agent_r1.store.writer import RunWriteError, RunWriter
+from agent_r1.tasksets.transcripts import keep_transcripts
 from agent_r1.trackers import RunEnd, TrackedRun, TrackingRecorder, require_trackers
 from agent_r1.trainer.optimizer import learning_rate_schedule
 from agent_r1.trainer.ranks import RankDied
@@ -41,7 +42,6 @@ from agent_r1.training.preflight import check_data_unchanged, fingerprint_data
 from agent_r1.training.progress import Progress
 from agent_r1.training.resume import DECODE_STEP, resolve_resume_config
 from agent_r1.training.servers import find_hardware, hardware_event, plan_devices
-from agent_r1.training.sft import keep_transcripts
 from agent_r1.training.shutdown import GracefulShutdown, ShutdownRequested, handle_signals
 from agent_r1.training.tables import PassAtK, Table, TrainReport, table_json
 
@@ -245,7 +245,7 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
     )
     look = f"agent-r1 show {run_argument(folder)}, or in the browser: agent-r1 view"
     progress.print_line(f"stored in {folder}; to look at it: {look}")
-    if config.model == "tiny-base" and taskset.name != "tinywiki" and config.acts:
+    if config.model == "tiny-base" and taskset.name != "tinywiki":
         progress.print_line("note: tiny-base knows the words of TinyWiki only; for other tasks give --model")
     for env in named_envs(taskset.env_for_split("train")).values():
         if not env.tools and not isinstance(env, EnvByTask) and not type(env).__module__.startswith("agent_r1."):

@@ -20,9 +20,9 @@ from agent_r1.core.task import Task
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId, Status, Trajectory
 from agent_r1.rollout.scripted import ScriptedAgent
-from agent_r1.store.folder import default_run_name, run_folder
+from agent_r1.store.folder import default_run_name
 from agent_r1.store.reader import AttemptFilter, RunReader, read_tools
-from agent_r1.tasksets import TRANSCRIPTS, TRANSCRIPTS_FILE
+from agent_r1.tasksets import TRANSCRIPTS
 from agent_r1.tasksets.transcripts import (
     TRAIN,
     VALIDATION,
@@ -30,7 +30,6 @@ from agent_r1.tasksets.transcripts import (
     Transcripts,
     parse_tool,
     transcripts_of,
-    write_transcripts,
 )
 from agent_r1.training.check import play_solutions
 from agent_r1.training.config import TrainConfig
@@ -60,10 +59,10 @@ def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list
     for key, value in layers[0].values.items():
         if key.partition(".")[0] in OF_ATTEMPTS:
             raise InvalidInput(key, got=value, do="leave it out: a run on transcripts makes no attempts")
-    layers = [replace(one, values=_without(one.values, OF_ATTEMPTS)) for one in layers]
+    layers = [replace(one, values=without(one.values, OF_ATTEMPTS)) for one in layers]
     given = resolve(TrainConfig, layers, build=False)
     run = given.run or default_run_name("sft", Path(given.model).name or "run", datetime.now())
-    own = {"run": run, "taskset": TRANSCRIPTS, "data": str((run_folder(run) / TRANSCRIPTS_FILE).absolute())}
+    own = {"run": run, "taskset": TRANSCRIPTS}
     number = len(taskset.tasks(TRAIN))
     batch = given.groups_per_step if "groups_per_step" in given.model_fields_set else min(BATCH, number)
     per_epoch = -(-number // batch)
@@ -74,14 +73,9 @@ def sft_layers(layers: Sequence[Layer], taskset: TaskSet, epochs: float) -> list
     return [Layer("sft", own), *layers, Layer("defaults of sft", defaults)]
 
 
-def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the settings in a layer without those that begin with one of ``names``."""
     return {key: value for key, value in values.items() if key.partition(".")[0] not in names}
-
-
-def keep_transcripts(taskset: TaskSet, folder: Path) -> None:
-    """Write the transcripts of a new run to its folder, from which the run is resumed."""
-    if isinstance(taskset.env, Transcripts):
-        write_transcripts(folder / TRANSCRIPTS_FILE, list(taskset.env.by_task.values()))
 
 
 def check_transcripts(policy: Policy, config: TrainConfig, env: Transcripts) -> None:
@@ -102,7 +96,7 @@ async def _find_faults(policy: Policy, env: Transcripts) -> list[tuple[str, str]
     for name, transcript in env.by_task.items():
         context = RolloutContext(AttemptId("check", name, 0, 0), 0)
         (trajectory,) = await agent.run(Task(name, transcript.opening), context)
-        if fault := find_fault(policy, trajectory, transcript.answers):
+        if fault := find_fault(policy, trajectory, [answer for answer, _ in transcript.turns]):
             found.append((name, fault))
     return found
 
@@ -163,7 +157,8 @@ def solutions_of(taskset: TaskSet, number: int) -> list[Transcript]:
     found: list[Transcript] = []
     for split, most in wanted.items():
         env = taskset.env_for_split(split)
-        trajectories = asyncio.run(play_solutions(taskset, split, taskset.tasks(split)[:most]))
+        tasks = [task for task in taskset.tasks(split) if task.env not in taskset.unsolved][:most]
+        trajectories = asyncio.run(play_solutions(taskset, split, tasks))
         for trajectory in trajectories:
             found += transcripts_of(trajectory, env.tools, TRAIN if split == TRAIN else VALIDATION)
     return found

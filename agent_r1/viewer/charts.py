@@ -323,7 +323,7 @@ PANELS = (
     Panel(
         "Validation",
         "mean over questions",
-        _starting_with(VALIDATION, keep_zero=True),
+        lambda curves: [one for one in _starting_with(VALIDATION, keep_zero=True)(curves) if one[0] != "loss"],
         missing="No validation: --evaluate_every sets how often",
     ),
     Panel("Reward by environment", "mean over attempts", _starting_with("env_reward/", keep_zero=True)),

@@ -109,8 +109,7 @@ def checked(taskset: TaskSet, n: int = 2) -> CheckReport:
 
 def test_every_taskset_is_checked_here() -> None:
     files = {f"environments/{path.name}" for path in ENVIRONMENTS.iterdir() if path.name[0] != "_"}
-    # tests/environments/test_bfcl.py, because it needs a package; tests/training/test_sft.py
-    elsewhere = {"environments/bfcl", "transcripts"}
+    elsewhere = {"environments/bfcl"}  # tests/environments/test_bfcl.py: it needs a package
     assert set(SMALL) == {*TASKSETS, *files} - {"environments/shared.py"} - elsewhere
 
 

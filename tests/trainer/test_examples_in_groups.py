@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from updating import make_updater, update
 
 from agent_r1.core.inference import NO_POLICY, PolicyVersionSpan
 from agent_r1.core.trajectory import Group
+from agent_r1.trainer import forward_backward as passes
+from agent_r1.trainer.protocol import PassStats
 from agent_r1.trainer.updater import PolicyUpdater
 
 COEFFICIENT = 0.7
@@ -85,3 +88,21 @@ def test_a_step_of_dead_groups_learns_from_its_examples_alone(make: Any) -> None
             assert torch.allclose(found[name], gradient, atol=2e-6), name
     model = make.model()
     assert update(make_updater(model, "grpo"), with_examples(make, dead, 1)).version.number == 0, "off by default"
+
+
+def test_examples_are_imitated_once_if_memory_runs_out_in_the_pass_after_them(make: Any) -> None:
+    one_pass = passes._micro_batch_pass
+
+    def norm(limit: int) -> tuple[float, float]:
+        def limited_pass(*arguments: Any) -> PassStats:
+            stats = one_pass(*arguments)
+            if stats.num_padded_tokens > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return stats
+
+        updater = make_updater(make.model(), "grpo", micro_tokens=100, example_coef=COEFFICIENT)
+        with patch.object(passes, "_micro_batch_pass", limited_pass):
+            metrics = update(updater, with_examples(make, make.random_groups(0), 1)).metrics
+        return metrics["policy_gradient_norm"], metrics["example_loss"]
+
+    assert norm(30) == pytest.approx(norm(1000), rel=1e-4)  # in halved passes, and in whole ones

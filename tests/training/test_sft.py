@@ -207,12 +207,13 @@ QUESTION, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "cont
 def test_solved_examples_of_the_prompt_are_not_learned():
     row = {"messages": [QUESTION, {**ANSWER, "weight": 0}, QUESTION, ANSWER, QUESTION, ANSWER], "split": "train"}
     transcript = parse(row)
-    assert (len(transcript.opening), len(transcript.answers)) == (3, 2) and transcript.to_openai() == row
+    assert (len(transcript.opening), len(transcript.turns)) == (3, 2) and transcript.to_openai() == row
     solved = build("environments/people")
     (first, *_) = solutions_of(solved, 1)
     assert sum(message.role == "assistant" for message in first.opening) == 8
-    assert [bool(answer.calls) for answer in first.answers] == [True] * (len(first.answers) - 1) + [False]
-    assert parse(first.to_openai()) == first and not any(call.raw for call in first.answers[0].calls)
+    calls = [answer.calls for answer, _ in first.turns]
+    assert all(calls[:-1]) and len(calls) > 1 and not calls[-1]
+    assert parse(first.to_openai()) == first and not any(call.raw for call in calls[0])
 
 
 @pytest.mark.parametrize(
@@ -247,6 +248,7 @@ def test_a_row_that_is_no_transcript_is_named(row, says, tmp_path, capsys):
     [
         ([], "got nothing"),
         (["FILE", "--from_solutions"], "DATA and --from_solutions"),
+        (["VALIDATION"], "none to learn from, and 2 for validation"),
         (["FILE", "--n", "3"], "--n: got it and DATA"),
         (["FILE", "--data", "other.jsonl"], "--data: got it and DATA"),
         (["--from_solutions", "--min_reward", "1"], "--min_reward: got it and --from_solutions"),
@@ -255,8 +257,9 @@ def test_a_row_that_is_no_transcript_is_named(row, says, tmp_path, capsys):
     ],
 )
 def test_options_without_an_effect_are_refused(arguments, says, tmp_path, capsys):
-    file = str(taskset_of(tmp_path))
-    assert main(["sft", *(file if one == "FILE" else one for one in arguments), "--model", "tiny-base"]) == 2
+    files = {"VALIDATION": 0, "FILE": 3}
+    given = [str(taskset_of(tmp_path, files[one])) if one in files else one for one in arguments]
+    assert main(["sft", *given, "--model", "tiny-base"]) == 2
     assert says in capsys.readouterr().err
 
 
