@@ -81,7 +81,12 @@ async def main(folder, steps):
     staleness = StalenessController(steps, GROUPS, max_staleness=0)  # 0: each group is sampled by the newest weights
     collector = Collector(AgentLoop(agent, taskset.env), taskset.scorers, NullRecorder(), "own loop", RolloutLimits())
     tasks = taskset.tasks("train")[: steps * GROUPS]
-    stream = collector.collect((GroupRequest(i, task, SIZE) for i, task in enumerate(tasks)), staleness.acquire)
+
+    async def requests():
+        for group_id, task in enumerate(tasks):
+            yield GroupRequest(group_id, task, SIZE, await staleness.acquire(group_id))
+
+    stream = collector.collect(requests())
 
     for step in range(1, steps + 1):
         groups = [await anext(stream) for _ in range(GROUPS)]

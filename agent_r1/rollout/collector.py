@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,19 +31,6 @@ from agent_r1.tools.execution import run_detached
 log = logging.getLogger(__name__)
 
 
-class Request(Protocol):
-    """A request for a group of attempts. Its task is read when the group starts."""
-
-    @property
-    def group_id(self) -> int: ...
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def size(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
     """A request for ``size`` attempts at ``task``. ``group_id`` is the index of the group in the run."""
@@ -51,6 +38,7 @@ class GroupRequest:
     group_id: int
     task: Task
     size: int
+    version: int = 0  # of the policy's weights when the group starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +55,10 @@ class RolloutLimits:
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
 """Seconds that a rollout has after its deadline to close its episode. After this time, the rollout is cancelled."""
 
-Acquire = Callable[[Request], Awaitable[int]]
-"""A function that waits until a group is allowed to start, and returns the version of the weights at the start."""
 
-
-async def _start_at_once(request: Request) -> int:
-    return 0
+async def _at_once(requests: Iterable[GroupRequest]) -> AsyncIterator[GroupRequest]:
+    for request in requests:
+        yield request
 
 
 class NullRecorder:
@@ -121,15 +107,15 @@ class Collector:
         self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(
-        self, requests: Iterable[Request], acquire: Acquire = _start_at_once
+        self, requests: Iterable[GroupRequest] | AsyncIterable[GroupRequest]
     ) -> AsyncGenerator[Group, None]:
         """Yield the groups in the order of ``requests``, each after all its attempts are complete.
 
-        Before a group starts, ``acquire(request)`` is awaited. If the caller closes the iterator, running attempts are
-        cancelled.
+        A group starts when its request comes. If the caller closes the iterator, running attempts are cancelled.
         """
         started: asyncio.Queue[asyncio.Task[Group] | None] = asyncio.Queue(self._limits.concurrency)
-        starter = asyncio.create_task(self._start_groups(requests, acquire, started))
+        given = requests if isinstance(requests, AsyncIterable) else _at_once(requests)
+        starter = asyncio.create_task(self._start_groups(given, started))
         try:
             while (group := await started.get()) is not None:
                 yield await group
@@ -141,12 +127,11 @@ class Collector:
                     unfinished.cancel()
 
     async def _start_groups(
-        self, requests: Iterable[Request], acquire: Acquire, started: asyncio.Queue[asyncio.Task[Group] | None]
+        self, requests: AsyncIterable[GroupRequest], started: asyncio.Queue[asyncio.Task[Group] | None]
     ) -> None:
         try:
-            for request in requests:
-                version = await acquire(request)
-                group = asyncio.create_task(self._run_group(request, version))
+            async for request in requests:
+                group = asyncio.create_task(self._run_group(request))
                 try:
                     await started.put(group)
                 except asyncio.CancelledError:
@@ -155,8 +140,8 @@ class Collector:
         finally:
             await started.put(None)
 
-    async def _run_group(self, request: Request, version: int) -> Group:
-        task, size = request.task, request.size
+    async def _run_group(self, request: GroupRequest) -> Group:
+        task, size, version = request.task, request.size, request.version
         rollouts = [self._rollout] * size + ([] if self._greedy is None else [self._greedy])
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
         await self._recorder.record(*(AttemptStarted(id, task.env_split, version) for id in ids))
@@ -289,8 +274,7 @@ class StalenessController:
     number of groups that the current step takes, as far as known now.
 
     A group is allowed to start as soon as it is certain that the current step, or one of the next ``max_staleness``
-    steps, takes the group. So each group that starts is taken by a step. Before groups start, ``on_allowed`` is called
-    with the number of all groups that are allowed.
+    steps, takes the group. So each group that starts is taken by a step.
     """
 
     def __init__(
@@ -302,7 +286,6 @@ class StalenessController:
         refill: int = 0,
         taken: int = 0,
         version: int = 0,
-        on_allowed: Callable[[int], None] = lambda groups: None,
     ) -> None:
         self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
         self._max_groups = groups_per_step * (1 + refill)
@@ -311,17 +294,15 @@ class StalenessController:
         self._wanted = groups_per_step
         self._version = version
         self._changed = asyncio.Condition()
-        self._on_allowed = on_allowed
-        on_allowed(self._certain_groups())
 
     @property
     def groups_wanted(self) -> int:
         return self._wanted
 
-    async def acquire(self, request: Request) -> int:
-        """Wait until the group of ``request`` is allowed to start. Then return the current version of the weights."""
+    async def acquire(self, group_id: int) -> int:
+        """Wait until a group is allowed to start. Then return the current version of the weights."""
         async with self._changed:
-            await self._changed.wait_for(lambda: request.group_id < self._certain_groups())
+            await self._changed.wait_for(lambda: group_id < self._certain_groups())
         return self._version
 
     def _certain_groups(self) -> int:
@@ -332,7 +313,6 @@ class StalenessController:
         """Let the current step take one more group. Call this method if a group of the step had no training signal."""
         async with self._changed:
             self._wanted = min(self._wanted + 1, self._max_groups)
-            self._on_allowed(self._certain_groups())
             self._changed.notify_all()
 
     async def on_step_end(self, version: int) -> None:
@@ -342,5 +322,4 @@ class StalenessController:
             self._wanted = self._groups_per_step
             self._steps_left -= 1
             self._version = version
-            self._on_allowed(self._certain_groups())
             self._changed.notify_all()

@@ -6,10 +6,10 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ from agent_r1.core.threads import run_in_thread
 from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.model.weights import DTYPES, weights_checksum
 from agent_r1.rewards.scoring import ShuffledScorer
-from agent_r1.rollout.collector import Collector, StalenessController
+from agent_r1.rollout.collector import Collector, GroupRequest, StalenessController
 from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tasksets.transcripts import EXAMPLE
@@ -177,13 +177,13 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
         refill=config.algorithm.max_refill_rounds,
         taken=progress.groups,
         version=first.version.number,
-        on_allowed=sampler.allow if sampler else lambda groups: None,
     )
-    requests = sampler.requests() if sampler else group_requests(tasks, config, progress.groups, kind)
+    source = sampler.requests(progress.groups) if sampler else group_requests(tasks, config, progress.groups, kind)
+    requests = _when_allowed(source, staleness, progress.groups)
     await run.recorder.record(*run.start.events)
     await publish_weights(runtime.engine, first)
     with profiling(profiles.profiler):
-        async with aclosing(run.collector.collect(requests, staleness.acquire)) as groups, _saving_on_shutdown(manager):
+        async with aclosing(run.collector.collect(requests)) as groups, _saving_on_shutdown(manager):
             watch = Stopwatch()
             runtime.meter.take(), profiles.take()  # drop what was counted before the first step
             for _ in range(progress.step, config.steps):
@@ -237,6 +237,14 @@ async def train_loop(run: TrainingRun, shutdown: GracefulShutdown) -> int:
     # The final model can have the weights of an earlier step: the engine serves them in the evaluation.
     await publish_weights(runtime.engine, await run_in_thread(updater.publish))
     return progress.step
+
+
+async def _when_allowed(
+    source: Iterator[GroupRequest], staleness: StalenessController, first: int
+) -> AsyncIterator[GroupRequest]:
+    for group_id in count(first):
+        version = await staleness.acquire(group_id)
+        yield replace(next(source), version=version)  # the task is drawn now, by the outcomes that are known
 
 
 def _early_stop(manager: CheckpointManager, step: int, config: TrainConfig) -> list[LogEvent]:

@@ -83,8 +83,6 @@ class SamplingState:
     seen: int = 0  # tasks that were drawn or skipped
     tasks: Mapping[int, Outcomes] = field(default_factory=dict)  # by the index of the task
     kinds: Mapping[int, Outcomes] = field(default_factory=dict)  # by the index of the kind, in sorted order
-    drawn: tuple[int, ...] = ()  # the tasks of the groups that no step has taken yet
-    taken: int = 0  # groups of the finished steps
 
 
 class AdaptiveSampler:
@@ -96,7 +94,8 @@ class AdaptiveSampler:
     divided by the largest mean of a kind. So tasks that are always solved or never are mostly skipped, and return
     when their outcomes are old.
 
-    All draws depend on the outcomes of finished steps only, and not on the order in which attempts end.
+    A task is drawn when its group may start. In synchronous training, the outcomes of all earlier steps are known then,
+    so a resumed run draws the same tasks.
     """
 
     def __init__(
@@ -111,34 +110,26 @@ class AdaptiveSampler:
         self._kind_index = {one: index for index, one in enumerate(sorted(set(self._kinds)))}
         self.state = state or SamplingState()
         self._epoch, self._order = -1, list[int]()
+        self._drawn: dict[int, int] = {}  # the index of the task of each group that no step has taken yet
 
-    def requests(self) -> Iterator[DrawnRequest]:
-        """Yield requests for the groups that no step has taken yet. Their tasks are drawn by :meth:`allow`."""
-        for group_id in count(self.state.taken):
-            yield DrawnRequest(group_id, self._config.group_size, self)
-
-    def allow(self, groups: int) -> None:
-        """Draw the tasks of all groups whose id is below ``groups``. They may start from now on."""
-        while self.state.taken + len(self.state.drawn) < groups:
-            index = self._draw(self.state.taken + len(self.state.drawn))  # changes the state, too
-            self.state = replace(self.state, drawn=(*self.state.drawn, index))
-
-    def task(self, group_id: int) -> Task:
-        return self._tasks[self.state.drawn[group_id - self.state.taken]]
+    def requests(self, first: int = 0) -> Iterator[GroupRequest]:
+        """Yield group requests without an end, with ids from ``first`` on. Each draws its task."""
+        for group_id in count(first):
+            index = self._drawn[group_id] = self._draw(group_id)
+            yield GroupRequest(group_id, self._tasks[index], self._config.group_size)
 
     def on_step_end(self, step: int, batch: Sequence[SelectedGroup]) -> None:
         """Count the outcomes of the groups that ``step`` took."""
-        tasks, kinds, state = dict(self.state.tasks), dict(self.state.kinds), self.state
+        tasks, kinds = dict(self.state.tasks), dict(self.state.kinds)
         for selected in sorted(batch, key=lambda one: one.group.group_id):
-            totals = [sample.total for sample in selected.selection.samples]
+            totals, index = [one.total for one in selected.selection.samples], self._drawn.pop(selected.group.group_id)
             if len(totals) < 2:
                 continue
-            differs, index = pstdev(totals) > MIN_STD, state.drawn[selected.group.group_id - state.taken]
+            differs = pstdev(totals) > MIN_STD
             kind = self._kind_index[self._kinds[index]]
             tasks[index] = tasks.get(index, Outcomes()).add(differs, self._task_time)
             kinds[kind] = kinds.get(kind, Outcomes()).add(differs, step / KIND_HALF_LIFE)
-        rest = state.drawn[len(batch) :]
-        self.state = SamplingState(step, state.seen, tasks, kinds, rest, state.taken + len(batch))
+        self.state = SamplingState(step, self.state.seen, tasks, kinds)
 
     def mean(self, kind: Kind) -> float:
         """Return the probability that the rewards of a group at a task of this kind differ."""
@@ -167,16 +158,3 @@ class AdaptiveSampler:
             self._epoch, self._order = epoch, _permutation(self._config.seed, epoch, self._kinds)
         self.state = replace(self.state, seen=self.state.seen + 1)
         return self._order[place]
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnRequest:
-    """A :class:`GroupRequest` whose task is known as soon as the group may start."""
-
-    group_id: int
-    size: int
-    sampler: AdaptiveSampler
-
-    @property
-    def task(self) -> Task:
-        return self.sampler.task(self.group_id)

@@ -87,15 +87,11 @@ def collect(
     collector = Collector(rollout, scorers, log, "run", bounds, greedy=rollout if greedy else None)
 
     async def only() -> Group:
-        request = GroupRequest(5, Task("t", (Message.user("hello"),)), 3)
-        (group,) = [group async for group in collector.collect([request], version_3)]
+        request = GroupRequest(5, Task("t", (Message.user("hello"),)), 3, version=3)
+        (group,) = [group async for group in collector.collect([request])]
         return group
 
     return asyncio.run(only()), log
-
-
-async def version_3(request: GroupRequest) -> int:
-    return 3
 
 
 def failing_before(retry: int, index: int = 1) -> Fails:

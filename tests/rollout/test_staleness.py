@@ -7,8 +7,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent_r1.core.task import Task
-from agent_r1.rollout.collector import GroupRequest, StalenessController
+from agent_r1.rollout.collector import StalenessController
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,6 @@ class SimulatedRun:
     taken: list
 
 
-def request(group_id):
-    return GroupRequest(group_id, Task("task", ()), 1)
-
-
 async def spin(turns):
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -50,7 +45,7 @@ async def simulate(controller, steps, useful, pauses):
 
     async def start():
         for group_id in count():
-            started.append(await controller.acquire(request(group_id)))
+            started.append(await controller.acquire(group_id))
             under_way.put_nowait(asyncio.create_task(group(group_id)))
 
     starter = asyncio.create_task(start())
@@ -130,7 +125,7 @@ def test_the_checks_detect_a_controller_that_starts_too_many_or_too_few_groups()
 
 async def startable(controller, group_ids):
     """Return the groups that may start now."""
-    waiting = {group_id: asyncio.create_task(controller.acquire(request(group_id))) for group_id in group_ids}
+    waiting = {group_id: asyncio.create_task(controller.acquire(group_id)) for group_id in group_ids}
     await spin(5)
     found = [group_id for group_id, waiter in waiting.items() if waiter.done()]
     for waiter in waiting.values():
@@ -159,7 +154,7 @@ def test_a_resumed_controller_continues_with_its_groups_and_version():
     async def startable(group_id):
         try:
             async with asyncio.timeout(0.01):
-                return await controller.acquire(request(group_id))
+                return await controller.acquire(group_id)
         except TimeoutError:
             return None
 

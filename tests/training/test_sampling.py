@@ -1,6 +1,5 @@
 """Adaptive sampling: which tasks are drawn after which outcomes, and that a resumed run draws the same ones."""
 
-import asyncio
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +14,6 @@ from agent_r1.core.errors import InvalidInput
 from agent_r1.core.task import Task
 from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory
 from agent_r1.data.batch import Selection, TrainingSample
-from agent_r1.rollout.collector import StalenessController
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
@@ -55,12 +53,10 @@ def outcome(group_id, task, differs):
 
 def step(sampler, number, differs, groups=SIZE):
     """Let the sampler take a step, whose groups differ as ``differs(task)`` says. Return the tasks."""
-    taken = sampler.state.taken
-    sampler.allow(taken + groups)
-    tasks = [sampler.task(taken + place) for place in range(groups)]
-    batch = [outcome(taken + place, task, differs(task)) for place, task in enumerate(tasks)]
+    requests = list(islice(sampler.requests((number - 1) * groups), groups))
+    batch = [outcome(one.group_id, one.task, differs(one.task)) for one in requests]
     sampler.on_step_end(number, batch[::-1])  # in whichever order they end
-    return tasks
+    return [one.task for one in requests]
 
 
 def test_unknown_tasks_are_drawn_in_the_order_of_uniform_sampling():
@@ -115,24 +111,11 @@ def test_a_restored_state_draws_the_same_tasks():
     sampler = AdaptiveSampler(tasks, CONFIG, kind)
     for number in range(1, 6):
         step(sampler, number, lambda task: kind(task) == 1)
-    sampler.allow(sampler.state.taken + 3)  # drawn, and not yet taken
     adapter = TypeAdapter(TrainProgress)
-    saved = adapter.dump_json(TrainProgress(5, sampler.state.taken, sampling=sampler.state))
+    saved = adapter.dump_json(TrainProgress(5, 5 * SIZE, sampling=sampler.state))
     restored = AdaptiveSampler(tasks, CONFIG, kind, adapter.validate_json(saved).sampling)
     for number in range(6, 9):
         assert step(restored, number, lambda task: True) == step(sampler, number, lambda task: True)
-
-
-def test_tasks_are_drawn_before_their_groups_may_start():
-    async def run():
-        allowed = []
-        controller = StalenessController(3, 4, max_staleness=1, refill=1, on_allowed=allowed.append)
-        await controller.request_refill()
-        await controller.on_step_end(1)
-        await controller.on_step_end(2)
-        return allowed
-
-    assert asyncio.run(run()) == [8, 9, 13, 13]
 
 
 @pytest.mark.parametrize("stopped", [2, 4])
