@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen2Conf
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import AttemptId, Group, Rewards, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Continuation, Group, Rewards, Status, Trajectory, Turn
+from agent_r1.rollout.replay import valued_turns
 
 SYSTEM = [*range(1, 16)] * 5
 """75 tokens with which prompts begin."""
@@ -68,7 +70,10 @@ class Make:
         return Trajectory(attempt, attempt.task, tuple(turns), status, truncated, rewards, reason, tuple(start))
 
     def groups(self, *trajectories: Trajectory, greedy: Mapping[int, Trajectory] | None = None) -> list[Group]:
-        """Return the trajectories grouped by their attempt ids, with the greedy attempts of some groups."""
+        """Return the trajectories grouped by their attempt ids, with the greedy attempts of some groups.
+
+        From each turn after the first, attempt k is continued twice, with a mean return of 0.6 - 0.4 k.
+        """
         group_ids = sorted({trajectory.attempt.group_id for trajectory in trajectories})
         return [
             Group(
@@ -76,6 +81,14 @@ class Make:
                 Task(f"task-{group_id}", ()),
                 tuple(one for one in trajectories if one.attempt.group_id == group_id),
                 (greedy or {}).get(group_id),
+                continuations=tuple(
+                    Continuation(one.attempt, turn, replace(one, rewards={"score": 0.6 - 0.4 * member + noise}))
+                    for one in trajectories
+                    if one.attempt.group_id == group_id
+                    for member in [one.attempt.sample_index]
+                    for turn in valued_turns(one)
+                    for noise in (-0.2, 0.2)
+                ),
             )
             for group_id in group_ids
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -11,8 +11,9 @@ from hypothesis.strategies import SearchStrategy
 from agent_r1.core.inference import PolicyVersionSpan
 from agent_r1.core.messages import Action, Message, ToolResult
 from agent_r1.core.task import Task
-from agent_r1.core.trajectory import AttemptId, Group, Status, Trajectory, Turn
+from agent_r1.core.trajectory import AttemptId, Continuation, Group, Status, Trajectory, Turn
 from agent_r1.data.batch import TrainingSample, select_trainable
+from agent_r1.rollout.replay import valued_turns
 
 VOCABULARY = 16
 OPENING = (Message.user("begin"),)
@@ -97,11 +98,17 @@ def samples(episodes: Episodes, *, long_observations: bool = False) -> tuple[Tra
 
 def _group(spec: GroupSpec, group_id: int, long_observations: bool) -> Group:
     greedy = AttemptSpec((TurnSpec((), (1,), ((2, -1.0),)),), score=spec.greedy_return)
+    attempts = tuple(_trajectory(one, group_id, index, long_observations) for index, one in enumerate(spec.attempts))
     return Group(
         group_id,
         Task(f"task-{group_id}", OPENING),
-        tuple(_trajectory(one, group_id, index, long_observations) for index, one in enumerate(spec.attempts)),
+        attempts,
         _trajectory(greedy, group_id, len(spec.attempts), long_observations),
+        continuations=tuple(
+            Continuation(one.attempt, turn, replace(one, rewards={"score": 0.5 * turn}))
+            for one in attempts
+            for turn in valued_turns(one)
+        ),
     )
 
 

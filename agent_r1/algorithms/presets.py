@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from agent_r1.algorithms.advantages.critics import BiLevelGae, LengthAdaptiveGae, TokenGae, TurnGae
 from agent_r1.algorithms.advantages.groups import AgainstGreedy, BestOfK, GroupRelative, SeparateRewards, WhitenedGroup
 from agent_r1.algorithms.advantages.returns import AgainstRole, Success, Teacher, TokenReturns, TurnReturns, Zero
-from agent_r1.algorithms.advantages.turns import ProcessRelative, SameHistory, SameState, SameTurn, TurnAndOutcome
+from agent_r1.algorithms.advantages.turns import (
+    ProcessRelative,
+    Replayed,
+    SameHistory,
+    SameState,
+    SameTurn,
+    TurnAndOutcome,
+)
 from agent_r1.algorithms.algorithm import Algorithm, Filters
 from agent_r1.algorithms.loss_terms import ClipCov, Distillation, Kl, KlCov, OffPolicyMask, SecondMoment, TopEntropy
 from agent_r1.algorithms.policy_losses import (
@@ -279,6 +286,13 @@ ECHO = Algorithm(
 )
 
 
+VINEPPO_TURN = Algorithm(
+    name="vineppo-turn",
+    paper="2410.01679",
+    deviations="values at the turns of an episode instead of sentences; the value of the opening is the mean return of "
+    "the other attempts; 2 continuations instead of 9; no KL; dual clip 3, as in verl",
+    advantage=Replayed(),
+)
 GIGPO = Algorithm(
     name="gigpo",
     paper="2505.10978",
@@ -401,6 +415,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         GPG,
         PASS_AT_K,
         GDPO,
+        VINEPPO_TURN,
         GIGPO,
         HGPO,
         PROCESS_GRPO,

@@ -119,12 +119,12 @@ class TokenOutputs:
     teacher_top_logprobs: Tensor | None = None  # (n, k) of the same tokens, under the teacher
 
 
-Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
+Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline", "continuations"]
 """Something that a run must provide for an algorithm.
 
 critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
 the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role, in games of
-several agents.
+several agents. continuations: attempts that continue the recorded ones from each turn.
 """
 
 Level = Literal["token", "turn", "trajectory"]

@@ -26,7 +26,8 @@ class TokenRecord:
     # times the importance weight; 0 if the loss mask, or the algorithm's ``token_mask`` or ``rejection``, excludes it
     loss_weights: tuple[float, ...]
     entropies: tuple[float, ...]  # in nats, in the update's first forward pass over the token
-    values: tuple[float, ...] = ()  # the critic's value of the state before the token; () without a critic
+    # the value of the state before the token, by the critic or by continuations of attempts; () without both
+    values: tuple[float, ...] = ()
 
 
 FateName = Literal["trained", "dropped", "superseded"]

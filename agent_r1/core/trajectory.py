@@ -232,6 +232,17 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """An attempt that repeats the turns of ``attempt`` before ``turn`` and is sampled from there: its return is a
+    sample of the value of that state. It is not recorded, and not trained on.
+    """
+
+    attempt: AttemptId
+    turn: int
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The attempts at one task that are compared with each other."""
 
@@ -243,6 +254,7 @@ class Group:
     retried: tuple[Trajectory, ...] = ()  # failed attempts that were replaced
     # a solution that a script played, because no attempt was a success; it is imitated, and not recorded as an attempt
     example: Trajectory | None = None
+    continuations: tuple[Continuation, ...] = ()  # scored, for the values of turns
     role: str = ""  # in a game of several agents, such as nim/first; the algorithm rae has one baseline per role
 
 

@@ -23,6 +23,7 @@ from agent_r1.core.trajectory import (
     Trajectory,
     Turn,
     can_be_summed,
+    total_reward,
     weighted_rewards,
     with_weights,
 )
@@ -44,6 +45,8 @@ class TrainingSample:
     greedy_return: float | None = None  # of the group's greedy attempt (sampled with temperature 0), if there is one
     greedy_failure: str | None = None  # why the group's greedy attempt could not be scored
     role: str = ""  # of the group's attempts in a game of several agents
+    # for each turn that continuations valued, the mean of their returns
+    turn_values: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
@@ -87,10 +90,18 @@ def select_trainable(groups: Sequence[Group], reward_weights: Mapping[str, float
             if reason is None:
                 sample = _sample(trajectory, number, reward_weights)
                 sample = replace(sample, greedy_return=greedy_return, greedy_failure=greedy_failure, role=group.role)
-                samples.append(sample)
+                samples.append(replace(sample, turn_values=_turn_values(group, trajectory.attempt, reward_weights)))
             else:
                 excluded.append(Excluded(trajectory.attempt, reason))
     return Selection(tuple(samples), tuple(excluded))
+
+
+def _turn_values(group: Group, attempt: AttemptId, weights: Mapping[str, float]) -> dict[int, float]:
+    returns: dict[int, list[float]] = {}
+    for one in group.continuations:
+        if one.attempt == attempt and (total := total_reward(one.trajectory, weights)) is not None:
+            returns.setdefault(one.turn, []).append(total)
+    return {turn: math.fsum(some) / len(some) for turn, some in returns.items()}
 
 
 def describe_status(trajectory: Trajectory) -> str:
@@ -241,6 +252,8 @@ class TrainingBatch:
     # (S,) int64 index of the state before each turn: the last observation, or the opening messages. Turns of a group
     # have the same index if their states have equal roles, texts and images.
     turn_state_ids: Tensor
+    # (S,) float64 mean return of the continuations of the attempt from each turn; NaN without continuations
+    turn_values: Tensor
     turn_used_tool: Tensor  # (S,) whether the turn has tool results
     turn_is_summary: Tensor  # (S,) whether the turn summarizes the context, and does not act in the environment
     trajectory_group: Tensor  # (M,) int64 index of each trajectory's group
@@ -341,6 +354,7 @@ class TrainingBatch:
             token_turn=joined[self.token_turn],
             turn_trajectory=self.turn_trajectory[first],
             turn_state_ids=self.turn_state_ids[first],  # a summary does not change the state
+            turn_values=self.turn_values[first],
             turn_used_tool=segment_sum(self.turn_used_tool.double(), joined) > 0,
             turn_is_summary=torch.zeros_like(first, dtype=torch.bool),
         )
@@ -409,7 +423,7 @@ def assemble_batch(
     # turns without action tokens are not in the batch
     acting = [[turn for turn in sample.trajectory.turns if turn.action_ids] for sample in samples]
     # a missing greedy return is NaN: an advantage that is computed from NaN is refused later
-    greedy = [float("nan") if sample.greedy_return is None else sample.greedy_return for sample in samples]
+    greedy = [math.nan if sample.greedy_return is None else sample.greedy_return for sample in samples]
     weights = reward_weights or {}
     named = {  # a trajectory without a reward of a name has the return 0 for this name: (M,)
         name: torch.tensor([sample.named_rewards.get(name, 0.0) for sample in samples], dtype=torch.float64)
@@ -424,6 +438,14 @@ def assemble_batch(
         token_turn=torch.tensor(tokens.turns),  # (N,)
         turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
         turn_state_ids=_state_ids(samples),  # (S,)
+        turn_values=torch.tensor(
+            [
+                sample.turn_values.get(turn.index, math.nan)
+                for sample, turns in zip(samples, acting, strict=True)
+                for turn in turns
+            ],
+            dtype=torch.float64,
+        ),
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
         turn_is_summary=torch.tensor([turn.kind == "summary" for turn in chain.from_iterable(acting)]),
         trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)

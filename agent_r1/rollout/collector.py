@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Protocol
 
 from agent_r1.core.environment import ModelClient, RolloutContext
@@ -16,6 +17,7 @@ from agent_r1.core.task import Task
 from agent_r1.core.trajectory import (
     STATUS_POLICY,
     AttemptId,
+    Continuation,
     Group,
     RewardValue,
     Scorer,
@@ -24,6 +26,7 @@ from agent_r1.core.trajectory import (
     Trajectory,
     Unscored,
 )
+from agent_r1.rollout.replay import Continuations, valued_turns
 from agent_r1.rollout.session import CLOSE_SECONDS, Rollout
 from agent_r1.rollout.user_code import isolate, validate_rewards
 from agent_r1.tools.execution import run_detached
@@ -51,6 +54,9 @@ class RolloutLimits:
     retries: int = 2  # repetitions of a failed attempt
     retry_seconds: float = 0.5  # the pause before the first repetition; each later pause is twice as long
 
+
+FIRST_CONTINUATION = 10_000
+"""The ``sample_index`` of the first continuation of a group. It differs from that of each attempt."""
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
 """Seconds that a rollout has after its deadline to close its episode. After this time, the rollout is cancelled."""
@@ -84,8 +90,9 @@ class Collector:
     """Runs groups of attempts, scores them and records them.
 
     ``greedy`` makes one more attempt for each group, without random sampling, which is scored separately. ``examples``
-    play a solution for a group without success, which is no attempt, and is not recorded. ``models`` are those that
-    environments can query, by role.
+    play a solution for a group without success, which is no attempt, and is not recorded. ``continuations`` continue
+    attempts from each of their turns, which values the turns. ``models`` are those that environments can query, by
+    role.
     """
 
     def __init__(
@@ -99,11 +106,13 @@ class Collector:
         seed: int = 0,
         greedy: Rollout | None = None,
         examples: Examples | None = None,
+        continuations: Continuations | None = None,
         models: Mapping[str, ModelClient] | None = None,
     ) -> None:
         self._rollout, self._greedy, self._scorers = rollout, greedy, scorers
         self._recorder, self._run, self._limits = recorder, run, limits
         self._seed, self._models, self._examples = seed, models or {}, examples
+        self._continuations = continuations
         self._slots = asyncio.Semaphore(limits.concurrency)
 
     async def collect(
@@ -150,10 +159,42 @@ class Collector:
         )
         final = [same_index[-1] for same_index in tries]
         compared, greedy = await asyncio.gather(self._score(final[:size], task), self._score(final[size:], task))
+        compared, continuations = await self._continue(
+            compared, task, AttemptId(self._run, task.id, request.group_id, 0)
+        )
         await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *greedy)))
         retried = tuple(trajectory for same_index in tries for trajectory in same_index[:-1])
         example = await self._play_example(compared, task, AttemptId(self._run, task.id, request.group_id, len(ids)))
-        return Group(request.group_id, task, compared, next(iter(greedy), None), retried, example)
+        return Group(request.group_id, task, compared, next(iter(greedy), None), retried, example, continuations)
+
+    async def _continue(
+        self, compared: tuple[Trajectory, ...], task: Task, first: AttemptId
+    ) -> tuple[tuple[Trajectory, ...], tuple[Continuation, ...]]:
+        # Return the attempts, of which those with a turn that no continuation reached are failures, and continuations.
+        if self._continuations is None:
+            return compared, ()
+        made = self._continuations
+        states = [(one, turn) for one in compared for turn in valued_turns(one) for _ in range(made.count)]
+        ids = (replace(first, sample_index=number) for number in count(FIRST_CONTINUATION))
+        played = await asyncio.gather(
+            *(
+                self._run_attempt(made.rollout(one, turn), task, id)
+                for (one, turn), id in zip(states, ids, strict=False)
+            )
+        )
+        scored = await self._score(played, task)
+        found = [Continuation(one.attempt, turn, t) for (one, turn), t in zip(states, scored, strict=True)]
+        known = {(one.attempt, one.turn) for one in found if STATUS_POLICY[one.trajectory.status] == "train"}
+        lost = {
+            one.attempt: f"turn {one.turn} could not be valued: {one.trajectory.reason}"
+            for one in reversed(found)
+            if (one.attempt, one.turn) not in known
+        }
+        compared = tuple(
+            replace(one, status=Status.REWARD_FAILED, reason=lost[one.attempt]) if one.attempt in lost else one
+            for one in compared
+        )
+        return compared, tuple(found)
 
     async def _play_example(self, compared: Sequence[Trajectory], task: Task, id: AttemptId) -> Trajectory | None:
         if self._examples is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.returns import AgainstRole
+from agent_r1.algorithms.advantages.turns import Replayed
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import MIN_STD, RETURN_TOLERANCE, effective_share
 from agent_r1.algorithms.types import ModelOutputs, TokenWeights
@@ -149,6 +150,12 @@ class PolicyUpdater:
     def needs_greedy(self) -> bool:
         """Whether the algorithm compares the attempts of a group with a greedy attempt."""
         return "greedy" in self._algorithm.needs
+
+    @property
+    def continuations(self) -> int:
+        """The number of continuations from each turn that the algorithm needs."""
+        advantage = self._algorithm.advantage
+        return advantage.continuations if isinstance(advantage, Replayed) else 0
 
     @property
     def micro_tokens(self) -> int:
@@ -300,9 +307,10 @@ class PolicyUpdater:
         repeats = passes > 1 and algorithm.ratio_denominator == "old_policy" and not is_stale
         needs_old = algorithm.corrects_mismatch or (algorithm.advantage.uses_policy and is_stale) or repeats
         needs_entropy = algorithm.token_mask is not None and algorithm.token_mask.needs_entropy
+        values = algorithm.advantage.values(batch) if isinstance(algorithm.advantage, Replayed) else None
         outputs = ModelOutputs(
             old_logprobs=trainer.logprobs(batch, "policy") if needs_old else None,
-            values=trainer.values(batch) if "critic" in needs else None,
+            values=trainer.values(batch) if "critic" in needs else values,
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
             entropy=trainer.entropy(batch) if needs_entropy else None,
@@ -519,7 +527,7 @@ def make_token_records(
         logprobs[tokens] = known
     rows = [logprobs, weights.advantage, weights.loss_weight * weights.importance_weight]
     rows += [_first_entropies(prepared, passes), *([] if values is None else [values.before_token])]
-    columns = torch.stack(rows)  # (4, N), or (5, N) with a critic: the numbers of each token
+    columns = torch.stack(rows)  # (4, N), or (5, N) with values: the numbers of each token
     records: list[TokenRecord] = []
     for number, sample in enumerate(samples):
         if sample.group not in chosen:

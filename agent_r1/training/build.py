@@ -34,6 +34,7 @@ from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.preflight import (
     check_algorithm_settings,
+    check_continuations,
     check_examples,
     check_reward_weights,
     check_taskset,
@@ -167,6 +168,7 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     policy = load_trained_policy(config, taskset)
     splits = ["train", *taskset.evaluation, *validation_splits(config, taskset)]
     check_taskset(policy, taskset, splits)
+    check_continuations(config, taskset)
     check_examples(config, taskset)
     if isinstance(taskset.env, Transcripts):
         check_transcripts(policy, config, taskset.env)

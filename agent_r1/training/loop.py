@@ -38,6 +38,7 @@ from agent_r1.core.trajectory import Group, Trajectory
 from agent_r1.model.weights import DTYPES, weights_checksum
 from agent_r1.rewards.scoring import ShuffledScorer
 from agent_r1.rollout.collector import Collector, GroupRequest, StalenessController
+from agent_r1.rollout.replay import Continuations
 from agent_r1.rollout.scripted import ScriptedAgent
 from agent_r1.rollout.user_code import format_error
 from agent_r1.tasksets.transcripts import EXAMPLE
@@ -126,6 +127,7 @@ def make_collector(runtime: Runtime, recorder: Recorder, run: str) -> Collector:
         seed=config.seed,
         greedy=make_rollout(with_temperature(runtime.agent, 0.0), env) if runtime.updater.needs_greedy else None,
         examples=SolutionExamples(runtime) if config.example_coef else None,
+        continuations=Continuations(runtime.agent, env, number) if (number := runtime.updater.continuations) else None,
     )
 
 

@@ -136,6 +136,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - ``turns``: mean number of turns of an attempt.
     - ``branches``: mean number of branches of an attempt; 1 if each turn continues the turn before.
     - ``attempt_tokens``: mean number of sampled tokens of an attempt.
+    - ``continuations``, ``continuation_tokens``: number of continuations and of their sampled tokens, if there are any.
     """
     retried = [t for group in groups for t in group.retried if t.attempt.sample_index < len(group.trajectories)]
     trajectories = [*(t for group in groups for t in group.trajectories), *retried]
@@ -154,6 +155,11 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "branches": sum(map(_num_branches, trajectories)) / max(len(trajectories), 1),
         "attempt_tokens": tokens / max(len(trajectories), 1),
     }
+    if continuations := [one for group in groups for one in group.continuations]:
+        counts["continuations"] = len(continuations)
+        counts["continuation_tokens"] = sum(
+            len(turn.action_ids) for one in continuations for turn in one.trajectory.turns[one.turn :]
+        )
     return {name: float(count) for name, count in counts.items()}
 
 

@@ -62,7 +62,7 @@ class TurnView:
     calls: tuple[CallView, ...]
     observation: tuple[MessageView, ...]  # the messages that are not the result of a call
     timing: TurnTiming | None
-    value: float | None  # the critic's value of the state, if recorded
+    value: float | None  # of the state, by the critic or by continuations, if recorded
 
 
 @dataclass(frozen=True, slots=True)

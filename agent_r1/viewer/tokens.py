@@ -30,7 +30,7 @@ class Token:
     advantage: float | None
     weight: float | None  # the weight of the token in the policy loss. 0: the loss leaves the token out
     entropy: float | None
-    value: float | None  # the critic's value before the token
+    value: float | None  # the value before the token, by the critic or by continuations
 
 
 NUMBERS: Mapping[str, Callable[[Token], float | None]] = {
@@ -126,7 +126,7 @@ _SCALES = (
     Scale("g", "gap", "Log-probability gap", "trainer minus engine", True),
     Scale("l", "engine", "Log-probability", "of the engine; darker tokens were less likely", False),
     Scale("e", "entropy", "Entropy", "of the policy at the token, in nats", False),
-    Scale("v", "value", "Value", "of the critic before the token", True),
+    Scale("v", "value", "Value", "before the token", True),
 )
 
 

@@ -13,6 +13,11 @@ CASES = (
     # task 1: 3, 1: 1, -1.  Sums: 1.15625, 0.68125 | -0.81875, -0.4 | -0.41875 | 2 | -2
     # -1.3875 - 0.578125 - 0.68125 + 2.45625 + 0.48 + 0.335 - 2.4 + 1.6 + 3 = 2.824375; / 9
     Case("gigpo", (1.15625, 1.15625, 0.68125, -0.81875, -0.4, -0.41875, 2.0, -2.0, -2.0), 0.313819),
+    # outcomes of continuations: from a's second turn 0.8 and 0.4, with the call's 0.5 V 1.1; from b's 0.4 and 0, V 0.2
+    # mean of the others: a 0.1, b 0.6, c 0.5; d 1, e 3.  a: 1.1 - 0.1, 1 - 1.1; b: 0.2 - 0.6, 0 - 0.2; c: 0.2 - 0.5;
+    # 3 - 1, 1 - 3
+    # -1.2 - 0.5 + 0.1 + 1.2 + 0.24 + 0.24 - 2.4 + 1.6 + 3 = 2.28; / 9
+    Case("vineppo-turn", (1.0, 1.0, -0.1, -0.4, -0.2, -0.3, 2.0, -2.0, -2.0), 0.253333),
     # the same returns. One state: 0.975, 0.5, 0, 0.2: mean 0.41875, standard deviation of the population 0.367158:
     # 1.515016, 0.221294, -1.140518, -0.595793; b's second alone. Two states: a's second turn alone, b's second alone,
     # and the first turns have only one. Task 1: 3, 1: 1, -1

@@ -6,14 +6,15 @@ go: G_t = r_t + gamma G_{t+1}. Means and standard deviations are over the compar
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from agent_r1.algorithms.ops import center, discounted_sums, group_std, has_variance, standardize
-from agent_r1.algorithms.types import Advantage, ModelOutputs, Need
+from agent_r1.algorithms.ops import center, discounted_sums, group_std, has_variance, leave_one_out, standardize
+from agent_r1.algorithms.types import Advantage, ModelOutputs, Need, StateValues
 from agent_r1.data.batch import TrainingBatch, index_within, segment_count, segment_sum, unique_ids
 
 
@@ -191,3 +192,44 @@ class SameHistory(TurnRelative):
             weights += weight
             earlier = torch.where(earlier >= 0, previous[earlier.clamp(min=0)], -1)
         return (total / weights.clamp(min=1))[batch.token_turn]
+
+
+class Replayed(Advantage):
+    """The advantage A_t = V(s_{t+1}) - V(s_t) of each turn: VinePPO (arXiv:2410.01679, section 4) at the turns of an
+    episode.
+
+    V is the expected return of the whole attempt. V(s_t) is the mean return of ``continuations`` attempts that repeat
+    the turns before t exactly, and are sampled from there. V of the opening is the mean return of the other attempts of
+    the group, and V after the last turn is the return R. So the advantages of the turns of an attempt sum to R minus
+    the mean of the others, the advantage of RLOO.
+    """
+
+    name: Literal["replayed"] = "replayed"
+    needs: ClassVar[frozenset[Need]] = frozenset({"group", "continuations"})
+
+    continuations: int = Field(default=2, ge=1, le=100)
+    """Number of attempts that are sampled from each turn after the first one. An attempt of K turns costs about
+    continuations * (K - 1) / 2 further attempts; the metric ``continuation_tokens`` has the sampled tokens."""
+
+    @property
+    def formula(self) -> str:
+        return f"V(next turn) - V(turn); V = mean return of {self.continuations} continuations from the turn"
+
+    def expected_returns(self, batch: TrainingBatch) -> Tensor:
+        """Return V of the state before each turn: (S,)."""
+        returns = batch.returns  # (M,)
+        others = returns - leave_one_out(returns, batch.trajectory_group)  # (M,) mean return of the other attempts
+        return torch.where(batch.previous_turn < 0, others[batch.turn_trajectory], batch.turn_values)
+
+    def values(self, batch: TrainingBatch) -> StateValues:
+        """Return the expected sum of the rewards that follow each state, for the record of the tokens."""
+        # the rewards from each turn on, and so those before it: (S,)
+        to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, 1.0)
+        before = batch.returns[batch.turn_trajectory] - to_go
+        value = (self.expected_returns(batch) - before)[batch.token_turn]  # (N,)
+        return StateValues(value, torch.full_like(to_go, math.nan))
+
+    def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
+        value = self.expected_returns(batch)  # (S,)
+        following = value.roll(-1).index_put((batch.last_turns,), batch.returns)  # (S,)
+        return (following - value)[batch.token_turn]  # (S,) -> (N,)
