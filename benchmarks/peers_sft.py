@@ -10,6 +10,7 @@ left out. The process in the environment of TRL runs this file, too.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
@@ -130,8 +131,10 @@ def train_trl(folder: Path, packing: bool) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) == 3:
-        train_trl(Path(sys.argv[1]), sys.argv[2] == "packing")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trl", nargs="*", help=argparse.SUPPRESS)  # of the process with TRL: folder, padding or packing
+    if of_trl := parser.parse_args().trl:
+        train_trl(Path(of_trl[0]), of_trl[1] == "packing")
         return
     if not PEERS_PYTHON.exists():
         sys.exit(f"{PEERS_PYTHON} does not exist: run 'make bench-peers', which installs TRL")

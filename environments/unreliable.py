@@ -31,8 +31,7 @@ from agent_r1.rewards.scoring import FunctionScorer, exact_match
 from agent_r1.tasksets.answers import answer, reference
 from agent_r1.tasksets.tinywiki import questions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
-from agent_r1.tasksets.tinywiki.search import NOTHING, first_title
-from agent_r1.tasksets.tinywiki.wiki import Chain, Wiki, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import NOTHING, Chain, Wiki, first_title, open_wiki
 from agent_r1.tools.function_tool import Resources, tool
 
 MAX_TURNS = 20

@@ -7,7 +7,7 @@ import json
 
 import openai
 
-from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.tasksets.tinywiki.wiki import search
 
 
 async def look_up(call, task):

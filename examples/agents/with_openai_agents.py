@@ -6,7 +6,7 @@ agent-r1 train --agent examples/agents/with_openai_agents.py:run
 import openai
 from agents import Agent, OpenAIResponsesModel, RunConfig, Runner, function_tool
 
-from agent_r1.tasksets.tinywiki.search import search as find
+from agent_r1.tasksets.tinywiki.wiki import search as find
 
 
 async def run(base_url, api_key, task):

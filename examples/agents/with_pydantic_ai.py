@@ -7,7 +7,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agent_r1.tasksets.tinywiki.search import search as find
+from agent_r1.tasksets.tinywiki.wiki import search as find
 
 
 async def run(base_url, api_key, task):

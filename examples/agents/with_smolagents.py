@@ -7,7 +7,7 @@ import asyncio
 
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
-from agent_r1.tasksets.tinywiki.search import search as find
+from agent_r1.tasksets.tinywiki.wiki import search as find
 
 
 def run(base_url, api_key, task):

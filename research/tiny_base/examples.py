@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.core.messages import Message, ToolCall, ToolSpec
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.questions import STYLES, conversation
-from agent_r1.tasksets.tinywiki.search import retrieve, search
-from agent_r1.tasksets.tinywiki.wiki import CLASSES, ENTITIES, RELATIONS, Chain, Wiki, draw
+from agent_r1.tasksets.tinywiki.wiki import CLASSES, ENTITIES, RELATIONS, Chain, Wiki, draw, retrieve, search
 from research.tiny_base import examples as planner
 
 

@@ -22,8 +22,7 @@ from agent_r1.core.trajectory import AttemptId, Rewards, Scorer, Trajectory
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.tasksets import build
-from agent_r1.tasksets.tinywiki.search import found_page, retrieve
-from agent_r1.tasksets.tinywiki.wiki import open_wiki
+from agent_r1.tasksets.tinywiki.wiki import found_page, open_wiki, retrieve
 from agent_r1.tools.function_tool import Tool, tool
 from agent_r1.trainer import forward_backward as passes
 from agent_r1.trainer.protocol import PassStats

@@ -26,7 +26,7 @@ from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.renderers.formats.detect import open_renderer
 from agent_r1.rollout.agent_loop import Agent, AgentLoop
 from agent_r1.tasksets import build
-from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.tasksets.tinywiki.wiki import search
 
 ROOT = Path(__file__).parents[2]
 BODY = {"model": "any", "messages": [QUESTION]}

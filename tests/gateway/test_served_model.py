@@ -24,7 +24,7 @@ from agent_r1.gateway.episode import ServedModel
 from agent_r1.gateway.server import Gateway
 from agent_r1.gateway.streams import LiveReader, live_parts, settled_message
 from agent_r1.rollout.agent_loop import Agent
-from agent_r1.tasksets.tinywiki.search import search
+from agent_r1.tasksets.tinywiki.wiki import search
 from agent_r1.training.chat import _serve
 
 BODY = {"model": "any", "messages": [QUESTION]}

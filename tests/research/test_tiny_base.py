@@ -17,8 +17,7 @@ from agent_r1.renderers.protocol import RenderedPrompt
 from agent_r1.renderers.template_renderer import TemplateRenderer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.tasksets.tinywiki.questions import SPLITS, tasks
-from agent_r1.tasksets.tinywiki.search import search
-from agent_r1.tasksets.tinywiki.wiki import ENTITIES, RELATIONS, Chain, Wiki, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import ENTITIES, RELATIONS, Chain, Wiki, open_wiki, search
 from research.tiny_base import examples as planner
 from research.tiny_base.examples import TOOLS, Example, ExampleMaker, Mix
 from research.tiny_base.pretrain import Phase, make_initial_model, make_initial_tokenizer, pretrain

@@ -12,8 +12,7 @@ from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import AttemptId
 from agent_r1.tasksets import tinywiki
 from agent_r1.tasksets.tinywiki.questions import SPLITS
-from agent_r1.tasksets.tinywiki.search import retrieve
-from agent_r1.tasksets.tinywiki.wiki import Chain, open_wiki
+from agent_r1.tasksets.tinywiki.wiki import Chain, open_wiki, retrieve
 
 CONTEXT = RolloutContext(AttemptId("test", "task", 0, 0), seed=0)
 

@@ -29,7 +29,7 @@ from agent_r1.sandbox.config import Limits
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import verify
 from agent_r1.tasksets import build
-from agent_r1.tasksets.tinywiki.search import found_page, search
+from agent_r1.tasksets.tinywiki.wiki import found_page, search
 from agent_r1.tools import function_tool as tools
 from agent_r1.tools.function_tool import Resources, tool
 from agent_r1.tools.mcp import mcp_tools

@@ -15,8 +15,7 @@ from agent_r1.rewards.scoring import FunctionScorer, exact_match, f1
 from agent_r1.tasksets.answers import answer_solutions
 from agent_r1.tasksets.tinywiki.model import TINY_BASE_RECIPE
 from agent_r1.tasksets.tinywiki.questions import tasks
-from agent_r1.tasksets.tinywiki.search import found_page, search
-from agent_r1.tasksets.tinywiki.wiki import Chain
+from agent_r1.tasksets.tinywiki.wiki import Chain, found_page, search
 
 MAX_TURNS = 5
 

@@ -1,12 +1,17 @@
-"""Wikis: generated encyclopedias with one page per entity, and chains of facts through the pages."""
+"""Wikis: generated encyclopedias with one page per entity, chains of facts through the pages, and the search tool."""
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+
+from agent_r1.core.messages import Text, ToolCall, ToolResult
+from agent_r1.core.task import Task
+from agent_r1.tools.function_tool import tool
 
 _STARTS = (
     "Al",
@@ -148,3 +153,37 @@ def _facts(title: str, titles: Sequence[str], owner: int, rng: random.Random) ->
         fitting = [value for value in titles if fact_class(title, relation, value) == owner]
         facts[relation] = rng.choice([value for value in fitting if value != title and value not in facts.values()])
     return facts
+
+
+# The search tool: a search returns at most one page
+
+NOTHING = "No page."
+
+
+def first_title(wiki: Wiki, query: str) -> str | None:
+    return next((word for word in re.findall(r"\w+", query) if word in wiki.facts), None)
+
+
+def retrieve(wiki: Wiki, query: str) -> str:
+    """Return the text of the page of the first title in the query; ``NOTHING`` if there is no title.
+
+    Example:
+        retrieve(wiki, "mayor of Alba or Bruno") == wiki.page("Alba")
+    """
+    title = first_title(wiki, query)
+    return NOTHING if title is None else wiki.page(title)
+
+
+@tool
+async def search(query: str, task: Task) -> str:
+    """Find a page.
+
+    Args:
+        query: what to find
+    """
+    return retrieve(open_wiki(task.data["wiki"]), query)
+
+
+def found_page(call: ToolCall, result: ToolResult) -> Mapping[str, float]:
+    """Return the process reward ``found``: 1.0 if the search returned a page, else 0.0."""
+    return {"found": float(result.ok and result.parts != (Text(NOTHING),))}
