@@ -46,8 +46,8 @@ def random_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def write_gguf(file: Path, model: LlamaForCausalLM) -> None:
-    """Write the model in the form that llama.cpp's converter writes."""
+def write_gguf(file: Path, model: LlamaForCausalLM, head: torch.Tensor | None = None) -> None:
+    """Write the model in the form that llama.cpp's converter writes, with ``head`` beside its tied embedding."""
     import gguf
 
     config = model.config
@@ -72,7 +72,8 @@ def write_gguf(file: Path, model: LlamaForCausalLM) -> None:
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    for name, weight in model.named_parameters():  # a tied head is not among them
+    given = () if head is None else (("lm_head.weight", head),)
+    for name, weight in (*model.named_parameters(), *given):  # a tied head is not among the parameters
         values = weight.detach().numpy()
         *layer, last, _ = name.removeprefix("model.").split(".")
         if last in ("q_proj", "k_proj"):  # the rows of a rotated pair become neighbors

@@ -119,12 +119,12 @@ class TokenOutputs:
     teacher_top_logprobs: Tensor | None = None  # (n, k) of the same tokens, under the teacher
 
 
-Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline", "continuations"]
+Need = Literal["critic", "group", "greedy", "reference", "teacher", "role_baseline"]
 """Something that a run must provide for an algorithm.
 
 critic: a value model. group: several attempts at each task. greedy: a greedy attempt at each task. reference: a copy of
 the initial policy. teacher: a teacher policy. role_baseline: a running mean of the returns of each role, in games of
-several agents. continuations: attempts that continue the recorded ones from each turn.
+several agents.
 """
 
 Level = Literal["token", "turn", "trajectory"]
@@ -183,6 +183,15 @@ class Advantage(Component, ABC):
     uses_policy: ClassVar[bool] = False
     """Whether the advantage depends on log pi of the policy before the update. If so, a batch with tokens from older
     weights needs an extra forward pass."""
+
+    @property
+    def continuations_per_turn(self) -> int:
+        """How many attempts continue each recorded attempt from each of its turns (``TrainingBatch.turn_values``)."""
+        return 0
+
+    def state_values(self, batch: TrainingBatch) -> StateValues | None:
+        """Return the values of states that the estimator uses, for the record; None if it uses none or a critic's."""
+        return None
 
     @property
     @abstractmethod

@@ -127,6 +127,11 @@ def _groups(algorithm: Algorithm) -> Iterator[str]:
         yield "the baseline of a role is over rewards as they are: leave out shaping and a KL in the reward"
     if (shaping != RewardShaping() or kl_in_reward) and "greedy" in algorithm.needs:
         yield "the greedy attempt's reward is neither shaped nor penalized: leave out shaping and a KL in the reward"
+    if algorithm.advantage.continuations_per_turn:
+        if shaping != RewardShaping() or kl_in_reward:
+            yield "returns of continuations are neither shaped nor penalized: leave out shaping and a KL in the reward"
+        if algorithm.constant_groups == "drop" or filters.top_variance is not None:
+            yield "turns of a group of equal returns differ: set constant_groups to keep, and top_variance to none"
     if (shaping != RewardShaping() or kl_in_reward) and isinstance(algorithm.advantage, Success):
         yield "a success is a return above a threshold, as it is: leave out shaping and a KL in the reward"
 

@@ -250,7 +250,7 @@ def _critic(critic: CriticCalibration) -> Iterator[RenderableType]:
     for row in critic.rows:
         explained = "-" if math.isnan(row.explained) else number(row.explained, 3)
         grid.add_row(f"  {row.name}", f"{row.count:,}", number(row.value, 3), number(row.reward, 3), explained)
-    yield Text.assemble(("Critic", "bold"), f"  calibration error {number(critic.calibration_error, 3)}")
+    yield Text.assemble(("Values of states", "bold"), f"  calibration error {number(critic.calibration_error, 3)}")
     yield grid
 
 

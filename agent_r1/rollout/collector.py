@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Protocol
 
 from agent_r1.core.environment import ModelClient, RolloutContext
@@ -56,7 +55,7 @@ class RolloutLimits:
 
 
 FIRST_CONTINUATION = 10_000
-"""The ``sample_index`` of the first continuation of a group. It differs from that of each attempt."""
+"""The ``sample_index`` of the first continuation of an attempt is this number times 1 + that of the attempt."""
 
 CLOSING_SECONDS = 2 * CLOSE_SECONDS + 5.0
 """Seconds that a rollout has after its deadline to close its episode. After this time, the rollout is cancelled."""
@@ -155,46 +154,41 @@ class Collector:
         ids = [AttemptId(self._run, task.id, request.group_id, index) for index in range(len(rollouts))]
         await self._recorder.record(*(AttemptStarted(id, task.env_split, version) for id in ids))
         tries = await asyncio.gather(
-            *(self._attempt(rollout, task, id, version) for rollout, id in zip(rollouts, ids, strict=True))
+            *(self._attempt(one, task, id, version, self._recorder) for one, id in zip(rollouts, ids, strict=True))
         )
         final = [same_index[-1] for same_index in tries]
         compared, greedy = await asyncio.gather(self._score(final[:size], task), self._score(final[size:], task))
-        compared, continuations = await self._continue(
-            compared, task, AttemptId(self._run, task.id, request.group_id, 0)
-        )
+        valued = await asyncio.gather(*(self._continue(one, task, version) for one in compared))
+        compared = tuple(one for one, _ in valued)
         await self._recorder.record(*(AttemptFinished(trajectory) for trajectory in (*compared, *greedy)))
         retried = tuple(trajectory for same_index in tries for trajectory in same_index[:-1])
         example = await self._play_example(compared, task, AttemptId(self._run, task.id, request.group_id, len(ids)))
+        continuations = tuple(one for _, some in valued for one in some)
         return Group(request.group_id, task, compared, next(iter(greedy), None), retried, example, continuations)
 
     async def _continue(
-        self, compared: tuple[Trajectory, ...], task: Task, first: AttemptId
-    ) -> tuple[tuple[Trajectory, ...], tuple[Continuation, ...]]:
-        # Return the attempts, of which those with a turn that no continuation reached are failures, and continuations.
-        if self._continuations is None:
-            return compared, ()
-        made = self._continuations
-        states = [(one, turn) for one in compared for turn in valued_turns(one) for _ in range(made.count)]
-        ids = (replace(first, sample_index=number) for number in count(FIRST_CONTINUATION))
-        played = await asyncio.gather(
+        self, attempt: Trajectory, task: Task, version: int
+    ) -> tuple[Trajectory, tuple[Continuation, ...]]:
+        # Return the attempt, which is a failure if a turn of it could not be valued, and its continuations.
+        if (made := self._continuations) is None:
+            return attempt, ()
+        turns = [turn for turn in valued_turns(attempt) for _ in range(made.count)]
+        first, seed = FIRST_CONTINUATION * (1 + attempt.attempt.sample_index), attempt.attempt.seed(self._seed)
+        tries = await asyncio.gather(
             *(
-                self._run_attempt(made.rollout(one, turn), task, id)
-                for (one, turn), id in zip(states, ids, strict=False)
+                self._attempt(made.rollout(attempt, turn, seed), task, id, version, NullRecorder())
+                for number, turn in enumerate(turns)
+                for id in [replace(attempt.attempt, sample_index=first + number, retry=0)]
             )
         )
-        scored = await self._score(played, task)
-        found = [Continuation(one.attempt, turn, t) for (one, turn), t in zip(states, scored, strict=True)]
-        known = {(one.attempt, one.turn) for one in found if STATUS_POLICY[one.trajectory.status] == "train"}
-        lost = {
-            one.attempt: f"turn {one.turn} could not be valued: {one.trajectory.reason}"
-            for one in reversed(found)
-            if (one.attempt, one.turn) not in known
-        }
-        compared = tuple(
-            replace(one, status=Status.REWARD_FAILED, reason=lost[one.attempt]) if one.attempt in lost else one
-            for one in compared
-        )
-        return compared, tuple(found)
+        scored = await self._score([same_index[-1] for same_index in tries], task)
+        for turn in dict.fromkeys(turns):
+            own = [one for one, continued in zip(scored, turns, strict=True) if continued == turn]
+            if not any(STATUS_POLICY[one.status] == "train" and None not in one.rewards.values() for one in own):
+                reason = f"turn {turn} could not be valued: {own[0].reason}"
+                return replace(attempt, status=Status.REWARD_FAILED, reason=reason), ()
+        found = zip(turns, scored, strict=True)
+        return attempt, tuple(Continuation(attempt.attempt, turn, one) for turn, one in found)
 
     async def _play_example(self, compared: Sequence[Trajectory], task: Task, id: AttemptId) -> Trajectory | None:
         if self._examples is None:
@@ -213,12 +207,14 @@ class Collector:
         log.warning("the solution of task %s is not imitated: %s", task.id, fault)
         return None
 
-    async def _attempt(self, rollout: Rollout, task: Task, id: AttemptId, version: int) -> list[Trajectory]:
+    async def _attempt(
+        self, rollout: Rollout, task: Task, id: AttemptId, version: int, recorder: Recorder
+    ) -> list[Trajectory]:
         trajectories = [await self._run_attempt(rollout, task, id)]
         while STATUS_POLICY[trajectories[-1].status] == "retry" and id.retry < self._limits.retries:
             await asyncio.sleep(self._limits.retry_seconds * 2**id.retry)
             id = replace(id, retry=id.retry + 1)
-            await self._recorder.record(AttemptFinished(trajectories[-1]), AttemptStarted(id, task.env_split, version))
+            await recorder.record(AttemptFinished(trajectories[-1]), AttemptStarted(id, task.env_split, version))
             trajectories.append(await self._run_attempt(rollout, task, id))
         return trajectories
 

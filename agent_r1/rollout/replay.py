@@ -44,8 +44,9 @@ class Continuations:
     env: Env
     count: int
 
-    def rollout(self, attempt: Trajectory, turn: int) -> _Continuation:
-        return _Continuation(self.agent, self.env, attempt, turn)
+    def rollout(self, attempt: Trajectory, turn: int, seed: int) -> _Continuation:
+        """Return a rollout that continues ``attempt`` from ``turn``. ``seed`` is that of the attempt's episode."""
+        return _Continuation(self.agent, self.env, attempt, turn, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,11 @@ class _Continuation:
     env: Env
     attempt: Trajectory
     turn: int
+    seed: int
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
-        # the seed of the attempt, on which the environment may depend; samples depend on the own id
-        context = replace(context, seed=self.attempt.attempt.seed(self.agent.seed))
+        # the environment may depend on the seed of the attempt; what is sampled depends on the id of the continuation
+        context = replace(context, seed=self.seed)
         engine = _ReplayingEngine(self.agent.engine, self.attempt, self.turn)
         return await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
 
@@ -68,6 +70,7 @@ class _ReplayingEngine:
     def __init__(self, engine: InferenceEngine, attempt: Trajectory, until: int) -> None:
         self._engine, self._attempt, self._until = engine, attempt, until
         self._next = 0
+        self._known: list[tuple[int, ...]] = []  # for each turn that was reached, the tokens up to its end
 
     @property
     def capabilities(self) -> Capabilities:
@@ -77,7 +80,9 @@ class _ReplayingEngine:
         if session_id is not None and self._next <= self._until:  # None: a request of the environment to the policy
             turn = self._attempt.turns[self._next]
             self._next += 1
-            if prompt.token_ids != self._attempt.prompt_ids(turn):
+            before = () if turn.parent is None else self._known[turn.parent]
+            self._known.append(before + turn.new_ids + turn.action_ids)
+            if (prompt.token_ids, prompt.media) != (before + turn.new_ids, self._attempt.prompt_media(turn)):
                 reason = f"turn {turn.index} has another prompt than before"
                 raise EngineError(f"the environment cannot be replayed: {reason}")
             if turn.index < self._until:

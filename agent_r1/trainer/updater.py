@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from agent_r1.algorithms.advantages.returns import AgainstRole
-from agent_r1.algorithms.advantages.turns import Replayed
 from agent_r1.algorithms.algorithm import Algorithm
 from agent_r1.algorithms.ops import MIN_STD, RETURN_TOLERANCE, effective_share
 from agent_r1.algorithms.types import ModelOutputs, TokenWeights
@@ -154,8 +153,7 @@ class PolicyUpdater:
     @property
     def continuations(self) -> int:
         """The number of continuations from each turn that the algorithm needs."""
-        advantage = self._algorithm.advantage
-        return advantage.continuations if isinstance(advantage, Replayed) else 0
+        return self._algorithm.advantage.continuations_per_turn
 
     @property
     def micro_tokens(self) -> int:
@@ -307,10 +305,9 @@ class PolicyUpdater:
         repeats = passes > 1 and algorithm.ratio_denominator == "old_policy" and not is_stale
         needs_old = algorithm.corrects_mismatch or (algorithm.advantage.uses_policy and is_stale) or repeats
         needs_entropy = algorithm.token_mask is not None and algorithm.token_mask.needs_entropy
-        values = algorithm.advantage.values(batch) if isinstance(algorithm.advantage, Replayed) else None
         outputs = ModelOutputs(
             old_logprobs=trainer.logprobs(batch, "policy") if needs_old else None,
-            values=trainer.values(batch) if "critic" in needs else values,
+            values=trainer.values(batch) if "critic" in needs else algorithm.advantage.state_values(batch),
             reference_logprobs=trainer.logprobs(batch, "reference") if "reference" in needs else None,
             teacher_logprobs=trainer.logprobs(batch, "teacher") if "teacher" in algorithm.advantage.needs else None,
             entropy=trainer.entropy(batch) if needs_entropy else None,

@@ -16,6 +16,7 @@ from agent_r1.core.inference import InferenceEngine
 from agent_r1.core.profile import EngineMeter, MeteredEngine
 from agent_r1.core.taskset import TaskSet
 from agent_r1.core.trajectory import RewardSchedule, Scorer
+from agent_r1.gateway.agent_program import AgentProgramEnv
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import copy_sharing_frozen, count_adapter, load_trained_weights, trained_weights
 from agent_r1.reward_models.judge import Judge, load_judge
@@ -34,7 +35,6 @@ from agent_r1.training.memory_estimate import MemoryPlan, available_memory, plan
 from agent_r1.training.policy import Policy, load_teacher, load_trained_policy
 from agent_r1.training.preflight import (
     check_algorithm_settings,
-    check_continuations,
     check_examples,
     check_reward_weights,
     check_taskset,
@@ -165,10 +165,12 @@ def load_and_check(config: TrainConfig, taskset: TaskSet) -> tuple[Policy, tuple
     torch.manual_seed(config.seed)
     check_algorithm_settings(config)
     check_reward_weights(config, taskset)
+    if config.algorithm.advantage.continuations_per_turn and isinstance(taskset.env, AgentProgramEnv):
+        do = "name another: an agent program cannot be replayed, only the agent loop"
+        raise InvalidInput("algorithm", got=config.algorithm.name, do=do)
     policy = load_trained_policy(config, taskset)
     splits = ["train", *taskset.evaluation, *validation_splits(config, taskset)]
     check_taskset(policy, taskset, splits)
-    check_continuations(config, taskset)
     check_examples(config, taskset)
     if isinstance(taskset.env, Transcripts):
         check_transcripts(policy, config, taskset.env)

@@ -195,8 +195,8 @@ class RunConfig(TasksetConfig):
     """Splits in the table of results, separated by commas; empty: the evaluation splits of the task set."""
 
     model: str = ""
-    """Model: tiny-base, smollm2-135m, a folder, a Hugging Face name, or the weights of a run: RUN (the best ones), or
-    RUN@STEP of a checkpoint. Empty: the task set's default."""
+    """Model: tiny-base, smollm2-135m, a folder, FILE.gguf, a Hugging Face name, or the weights of a run: RUN (the best
+    ones), or RUN@STEP of a checkpoint. Empty: the task set's default."""
 
     own_code: tuple[str, ...] = ()
     """Models, as named in model or teacher, whose own Python code (auto_map in their configuration) may run with your

@@ -313,13 +313,15 @@ async def _record_step(
     results = [score_trajectory(trajectory) for trajectory in trajectories]
     em = mean_em(results)
     tokens = sum(len(turn.action_ids) for trajectory in trajectories for turn in trajectory.turns)
-    tokens_per_second = tokens / max(timings["rollout_seconds"] + timings["update_seconds"], 1e-9)
+    rollout_metrics = compute_rollout_metrics(groups)
+    sampled = tokens + rollout_metrics.get("continuation_tokens", 0.0)
+    tokens_per_second = sampled / max(timings["rollout_seconds"] + timings["update_seconds"], 1e-9)
     metrics = {
         **update.metrics,
         **measured,
         "groups": float(len(groups)),
         "refilled_groups": float(len(groups) - run.runtime.config.groups_per_step),
-        **compute_rollout_metrics(groups),
+        **rollout_metrics,
         **reward_means([t for one in some for t in one.group.trajectories] for some in _by_env(batch).values()),
         **_environment_metrics(batch),
         "em": em,

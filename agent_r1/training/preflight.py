@@ -86,13 +86,6 @@ def check_reward_weights(config: TrainConfig, taskset: TaskSet) -> None:
             raise InvalidInput(setting, got=repr(name), do=do)
 
 
-def check_continuations(config: TrainConfig, taskset: TaskSet) -> None:
-    """Raise InvalidInput if the algorithm values turns by continuations, and attempts cannot be replayed."""
-    if "continuations" in config.algorithm.needs and (taskset.agent is not None or config.agent):
-        do = "name another: an agent of your own cannot be replayed, only the agent loop"
-        raise InvalidInput("algorithm", got=config.algorithm.name, do=do)
-
-
 def check_examples(config: TrainConfig, taskset: TaskSet) -> None:
     """Raise InvalidInput if the run wants examples and has none, or cannot learn from them."""
     if not config.example_coef:

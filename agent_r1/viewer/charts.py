@@ -333,6 +333,7 @@ PANELS = (
     Panel("Equal groups", "share of the groups", _only("dead_groups", "solved_groups"), from_zero=True),
     Panel("Entropy", "nats per token", _only("entropy"), from_zero=True),
     Panel("Length", "sampled tokens per attempt", _per_attempt("tokens"), from_zero=True),
+    Panel("Tokens of continuations", "per step", _only("continuation_tokens"), from_zero=True),
     Panel("Tool calls", "per attempt", _per_attempt("calls"), from_zero=True),
     Panel("Tool errors", "% of calls", _call_errors, from_zero=True),
     Panel("Endings", "% of attempts", _endings, from_zero=True),

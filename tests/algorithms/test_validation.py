@@ -62,6 +62,8 @@ INCOMPATIBILITIES: dict[str, tuple[str, dict[str, object]]] = {
     "shaping has no effect: advantage separate_rewards": ("gdpo", {"shaping.length": 0.1}),
     "a KL in the reward has no effect": ("gdpo", {"kl.estimator": "k1", "kl.placement": "reward"}),
     "length is given with aggregation 'constant', and only with it": ("grpo", {"length": 10}),
+    "returns of continuations are neither shaped": ("vineppo-turn", {"shaping.turns": 0.1}),
+    "turns of a group of equal returns differ": ("vineppo-turn", {"constant_groups": "drop"}),
     "advantage zero trains nothing alone": ("top-k-distillation", {"distillation": "none"}),
 }
 

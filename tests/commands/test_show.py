@@ -90,7 +90,7 @@ def test_a_run_is_summarized(show: Show) -> None:
         "endings 33 completed, 3 engine failed",
         "validation EM 0.750 (0.10-0.90) at step 3, the best",
         "warnings 3",
-        "Critic calibration error 0.8",
+        "Values of states calibration error 0.8",
         "states before states mean value mean reward after explained variance all turns 6 0.3 -0.5",
         "completed 3 steps in 1.0 s",
         "agent-r1 show demo worst",

