@@ -17,6 +17,7 @@ from agent_r1.retrieval.config import RetrieverConfig, check
 from agent_r1.store.reader import RunReader
 from agent_r1.tasksets import build
 from agent_r1.tasksets.files import read_settings, read_settings_file
+from agent_r1.tasksets.multihop.mixture import MixtureFile
 from agent_r1.training.config import TrainConfig, resolve_config
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
@@ -62,6 +63,14 @@ def test_the_command_of_wikifilm_has_valid_settings_and_trains_on_2_hop_question
     taskset = build(config.taskset, tmp_path / "films.toml", None, config.seed)
     assert {task.id.split("/")[1] for task in taskset.tasks("train")} == {"2-hop"}
     assert {"1-hop", "2-hop"} <= set(taskset.evaluation)
+
+
+def test_the_recipe_of_short_multihop_questions_has_valid_settings() -> None:
+    config = resolve(TrainConfig, [read_toml(RECIPES / "multihop_small.toml")])
+    assert config.data is not None and (RECIPES.parent / config.taskset).is_file()
+    mixture = read_settings_file(MixtureFile, RECIPES.parent / config.data)
+    assert set(mixture.train) == {"hotpotqa", "2wiki"} and set(mixture.test) == {"hotpotqa", "2wiki", "musique"}
+    assert config.trainer.lora.rank == 16 and config.corpus is not None
 
 
 def test_the_recipe_of_code_repair_has_valid_settings() -> None:

@@ -72,7 +72,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    hops: tuple[Literal[1, 2], ...] = Field(default=(1, 2), min_length=1)
+    hops: tuple[Literal[1, 2, 3], ...] = Field(default=(1, 2), min_length=1)
     """How many facts (hops) lead to the answer of a training question. The list is repeated: with [1, 2, 2], the
     questions have 1, 2, 2, 1, 2, 2, .. hops."""
 

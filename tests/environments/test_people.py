@@ -121,7 +121,7 @@ def test_a_file_of_settings_changes_training_questions_pages_and_turns(tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("hops = [3]", "hops.0"), ("page = 1", "page"), ("= 1", "TOML")],
+    [("hops = [4]", "hops.0"), ("page = 1", "page"), ("= 1", "TOML")],
 )
 def test_a_bad_file_of_settings_is_refused_with_its_fault(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "people.toml"
