@@ -11,7 +11,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_INDEX = $$([ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && $(PYTHON) -c \
 	'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null && echo --extra-index-url $(CPU_INDEX))
 
-.PHONY: demo install test test-vllm test-ray test-extras test-gpu check dist test-install format docs bench bench-check bench-peers faults paper tiny-base clean
+.PHONY: demo install test test-vllm test-ray test-cluster test-extras test-gpu check dist test-install format docs bench bench-check bench-peers faults paper tiny-base clean
 
 demo: $(INSTALLED)  ## install, train an agent on this machine's CPU, print the table
 	$(BIN)/agent-r1 train
@@ -59,6 +59,9 @@ test-vllm: $(INSTALLED_DEV)  ## training through real vLLM servers; VLLM_PYTHON 
 
 test-ray: .venv/ray/.installed  ## training in Ray actors: killed actors, sockets, processes that are left
 	PYTHONPATH=.venv/ray $(BIN)/python -m pytest -rs tests/training/test_ray_runs.py
+
+test-cluster: .venv/ray/.installed  ## training on two machines made of network namespaces, without a shared disk (root)
+	PYTHONPATH=.venv/ray $(BIN)/python -m pytest -rs tests/cluster
 
 # In a folder of its own: with what they need, these three packages take 1 GB.
 .venv/extras/.installed: $(INSTALLED_DEV)

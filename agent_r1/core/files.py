@@ -140,10 +140,15 @@ class TemporaryFolder:
     # The process holds a lock on a file in the folder. So a folder without a holder is abandoned, also in a place that
     # machines or containers share, where process ids mean nothing.
 
-    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+    def __init__(self, prefix: str, parent: Path | None = None, name: str = "") -> None:
+        """Make a folder in ``parent``, whose name begins with ``prefix``. ``name`` can be one that nobody holds."""
         place = Path(tempfile.gettempdir()) if parent is None else parent
         remove_abandoned(prefix, place)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
+        if name:
+            self.path = place / name
+            self.path.mkdir(mode=0o700, exist_ok=True)
+        else:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
         self._descriptor = _lock(self.path)
 
     def remove(self) -> None:

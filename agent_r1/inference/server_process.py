@@ -54,6 +54,10 @@ class Server(Protocol):
         """Return the line of the server's output that best explains why the server ended."""
         ...
 
+    def deliver(self, folder: Path) -> None:
+        """Copy a folder of weights to the same path on the server's machine, if that machine does not see it."""
+        ...
+
 
 class ServerProcess:
     """A running server, with the variables of the run except ``FOREIGN``. Its output goes to ``log``."""
@@ -79,6 +83,9 @@ class ServerProcess:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
+
+    def deliver(self, folder: Path) -> None:
+        """Do nothing: the server is on this machine."""
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGUSR1)

@@ -11,7 +11,7 @@ import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -33,6 +33,7 @@ from agent_r1.core.inference import (
     WeightUpdate,
 )
 from agent_r1.core.redaction import redact_url
+from agent_r1.core.threads import run_in_thread
 from agent_r1.inference.canary import NUM_COMPARED, TEMPERATURE, CanaryReading, CanaryResult, find_mismatch
 from agent_r1.inference.pool import Piece, generate_in_pieces
 from agent_r1.inference.server_process import CONNECT_SECONDS, ReplicaError, ServerClient
@@ -185,9 +186,10 @@ class VllmEngine:
         *,
         adapters: bool = False,
         reports_checksums: bool = False,
+        deliver: Callable[[Path], None] | None = None,  # copies a folder to the server's machine before it is read
     ) -> None:
         self.name = redact_url(url)
-        self._reports_checksums = reports_checksums
+        self._reports_checksums, self._deliver = reports_checksums, deliver
         self._dtype, self._max_context, self._update_seconds = dtype, max_context, update_seconds
         self._transports = frozenset[Transport]({"safetensors", "lora"} if adapters else {"safetensors"})
         self._canary = CanaryCheck(dtype)
@@ -244,14 +246,22 @@ class VllmEngine:
         if update.transport not in self._transports:
             raise EngineError(f"this server takes {sorted(self._transports)}, got {update.transport!r}")
         if isinstance(update.handle, AdapterFolders):
+            folders = [update.handle.adapter] if self._weights == update.handle.base else list(astuple(update.handle))
+            await self._make_visible(*folders)
             await self._client.post("/pause", params={"mode": "abort"})
             if self._weights != update.handle.base:
                 await self._load_weights(update.handle.base)
             await self._load_adapter(update.handle.adapter, update.version.number)
         else:
+            await self._make_visible(Path(str(update.handle)))  # before the pause: the server samples meanwhile
             await self._client.post("/pause", params={"mode": "keep"})
             await self._load_weights(Path(str(update.handle)))
             self._staged = self._model
+
+    async def _make_visible(self, *folders: Path) -> None:
+        if self._deliver is not None:
+            for folder in folders:
+                await run_in_thread(self._deliver, folder)
 
     async def _load_weights(self, folder: Path) -> None:
         self._weights = None

@@ -63,6 +63,7 @@ from agent_r1.trainer.protocol import (
     Role,
     TrainerState,
 )
+from agent_r1.trainer.rank_files import OwnFiles, fetch_file, send_files
 from agent_r1.trainer.ranks import RankGroup
 from agent_r1.trainer.single_process import (
     check_models,
@@ -227,7 +228,8 @@ class RankTrainer:
             _import(module)
         self._algorithm, self._rank, ranks = as_algorithm(algorithm, ""), dist.get_rank(), dist.get_world_size()
         mesh = init_device_mesh(device, (ranks,))
-        place = torch.device(f"cuda:{self._rank}" if device == "cuda" else "cpu")
+        # the device that the rank chose when it joined: its index counts the GPUs that this process sees
+        place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         # order: copy the models, then switch on checkpointing, then shard, then make the optimizer
         model = model.eval().to(place)
         critic: ValueModel | None = None
@@ -266,6 +268,7 @@ class RankTrainer:
         )
         self._optimizer = Optimizer(trained_modules, config)
         self._freed_memory = FreedMemory()
+        self.files = OwnFiles()
 
     def run(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method. A rank without memory cannot repeat a pass alone, because ranks exchange tensors in every
@@ -277,6 +280,10 @@ class RankTrainer:
             result = methodcaller(method, *arguments)(self)
         self._freed_memory.give_back()
         return result
+
+    def run_files(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Call a method of this rank's files."""
+        return methodcaller(method, *arguments)(self.files)
 
     def read(self, method: str, *arguments: object) -> Any:
         """Call a method of the models, which reads a batch without gradients."""
@@ -310,17 +317,29 @@ class RankTrainer:
         self._overwrite(self._trained_weights(), weights)
 
     def save_state(self, folder: Path) -> Path:
-        """Write this rank's parts of the trainer's state to a file in ``folder``, and return its path."""
+        """Write this rank's parts of the trainer's state to a file, and return its path.
+
+        The file is in ``folder``, or in an own folder if this machine does not see ``folder``.
+        """
         tensors = self._tensors()
         # rank 0 also writes the tensors that are not divided
         divided = {name: own_rows(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
         whole = {name: tensor for name, tensor in tensors.items() if self._rank == 0 and name not in divided}
-        path = folder / f"trainer-{self._rank + 1:05}-of-{dist.get_world_size():05}.safetensors"
+        path = (
+            folder if folder.is_dir() else self.files.folder()
+        ) / f"trainer-{self._rank + 1:05}-of-{dist.get_world_size():05}.safetensors"
         write_rows(path, divided, whole)
         return path
 
+    def sees(self, paths: Sequence[Path]) -> bool:
+        return all(path.is_file() for path in paths)
+
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
+        """Replace the state. Files that this machine does not see were sent before (:class:`OwnFiles`)."""
+        if isinstance(tensors, TensorFiles) and not self.sees(tensors.files):
+            tensors = TensorFiles([self.files.folder() / path.name for path in tensors.files])
         self._overwrite(self._tensors(), tensors)
+        self.files.drop()
         self._models = replace(self._models, micro_tokens=micro_tokens)
 
     def _trained_weights(self) -> dict[str, Tensor]:
@@ -461,7 +480,12 @@ class FsdpTrainer:
         }
         place = Path(tempfile.mkdtemp(prefix="agent-r1-")) if folder is None else folder.absolute()
         place.mkdir(parents=True, exist_ok=True)
-        tensors = TensorFiles(self._call("save_state", place))
+        written: list[Path] = self._call("save_state", place)
+        for rank, path in enumerate(written):
+            if path.parent != place:  # the rank's machine does not see the folder
+                fetch_file(partial(self._call_files, rank, "read"), place / path.name)
+                self._call_files(rank, "drop")
+        tensors = TensorFiles([place / path.name for path in written])
         if folder is None:
             weakref.finalize(tensors, shutil.rmtree, place, ignore_errors=True)
         return TrainerState(tensors, scalars)
@@ -471,6 +495,10 @@ class FsdpTrainer:
         # a smaller saved maximum stays in force, for the reason given in SingleProcessTrainer.load_state
         self._micro_tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
         tensors = state.tensors if isinstance(state.tensors, TensorFiles) else dict(state.tensors)
+        if isinstance(tensors, TensorFiles):
+            for rank, sees in enumerate(self._call("sees", tensors.files)):
+                if not sees:
+                    send_files(partial(self._call_files, rank, "append"), tensors.files)
         self._call("load_state", tensors, self._micro_tokens)
 
     def close(self) -> None:
@@ -479,6 +507,9 @@ class FsdpTrainer:
     def _call(self, method: str, *arguments: object) -> list[Any]:
         with measure("ranks"):
             return self._ranks.call(methodcaller("run", method, arguments))
+
+    def _call_files(self, rank: int, method: str, *arguments: object) -> Any:
+        return self._ranks.call_one(rank, methodcaller("run_files", method, arguments))
 
     def _current_model(self) -> PreTrainedModel:
         if not self._is_copied:

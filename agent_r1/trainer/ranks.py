@@ -41,6 +41,8 @@ LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 5.0
 """How long to wait for the end of another rank after a failure: if a rank crashes, others fail, often noticed first."""
 
+POLL_SECONDS = 1.0
+
 KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable from which the process of a rank reads its key."""
 
@@ -121,6 +123,10 @@ class _Endings:
     def watch(self, rank: int, process: RankProcess) -> None:
         self._threads.append(threading.Thread(target=self._wait, args=(rank, process), daemon=True))
         self._threads[-1].start()
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._codes)
 
     def cause(self) -> tuple[int, int]:
         """Wait until a rank has ended. Return the rank and the exit code that explain why the ranks cannot go on."""
@@ -222,6 +228,11 @@ class RankGroup(Generic[T]):
             self._send(rank, message)
         return self._receive(range(len(self._pipes)))
 
+    def call_one(self, rank: int, request: Callable[[T], Any]) -> Any:
+        """Call ``request``, which needs no other rank, on one rank, and return the result. Raise as :meth:`call`."""
+        self._send(rank, pickle.dumps(request))
+        return self._receive([rank])[0]
+
     def close(self) -> None:
         """End all ranks. Later requests raise RankFailed."""
         self._end()
@@ -238,7 +249,10 @@ class RankGroup(Generic[T]):
     def _receive(self, ranks: Sequence[int]) -> list[Any]:
         results: dict[int, Any] = {}
         while pending := [rank for rank in ranks if rank not in results]:
-            readable = wait([self._pipes[rank] for rank in pending])
+            # A machine that loses its power closes no connection: the end of its process is noticed otherwise.
+            readable = wait([self._pipes[rank] for rank in pending], POLL_SECONDS)
+            if not readable and self._endings.has_any:
+                raise self._explain_end()
             for rank in pending:
                 if self._pipes[rank] in readable:
                     results[rank] = self._result(rank)

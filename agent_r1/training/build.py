@@ -113,7 +113,7 @@ def resolve_placement(placement: Placement | None, config: RunConfig, folder: Pa
     processes = ""
     if config.placement.launcher == "ray":
         cluster = RayCluster(config, config.placement, find_hardware())
-        ranks, servers = RayRanks(cluster), RayServers(cluster, config.engine.vllm.weights_folder)
+        ranks, servers = RayRanks(cluster), RayServers(cluster)
         processes = f"Ray: {cluster}"
     engine = VllmServers(folder, servers).engine if config.engine.backend == "vllm" else _torch_engine
     return Placement(engine, partial(_trainer, launcher=ranks), processes)

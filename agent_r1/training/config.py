@@ -91,6 +91,10 @@ class PlacementConfig(BaseModel):
     host: str = LOOPBACK
     """Address of this machine in the Ray cluster, such as 10.0.0.5. Ranks connect to the run at this address."""
 
+    spread: bool = False
+    """Whether Ray puts the processes on as many machines as it can, so that fewer are lost with a machine. By default,
+    it puts them on as few as it can."""
+
     cpus: float = Field(default=1.0, gt=0, le=4096)
     """CPU cores that Ray reserves for each rank and each server, such as 0.5."""
 

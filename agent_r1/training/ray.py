@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,10 +22,18 @@ from typing import Any
 
 from agent_r1.core.errors import InvalidInput, import_extra
 from agent_r1.core.files import TemporaryFolder
-from agent_r1.inference.server_process import ServerProcess, free_port
+from agent_r1.inference.policy_engine import PREFIX
+from agent_r1.inference.server_process import ReplicaError, ServerProcess, free_port
+from agent_r1.model.folders import first_line
+from agent_r1.trainer.rank_files import send_files
 from agent_r1.trainer.ranks import KEY_VARIABLE, RankDied, RankListener, StartedRank
 from agent_r1.training.config import LOOPBACK, PlacementConfig, RunConfig, TrainConfig
 from agent_r1.training.servers import Hardware, StartedServer, gpus_per_server, server_environment
+
+
+def own_address() -> str:
+    ray = import_extra("ray", "ray")
+    return str(ray.util.get_node_ip_address())
 
 
 class RankActor:
@@ -40,6 +50,10 @@ class RankActor:
     def pid(self) -> int:
         return self._process.pid
 
+    def address(self) -> str:
+        """Return the address of the actor's machine in the cluster."""
+        return own_address()
+
     def wait(self) -> int:
         """Wait until the rank ends, and return its exit code; -N if signal N ended the rank."""
         return self._process.wait()
@@ -50,11 +64,39 @@ class RankActor:
 
 
 class ServerActor:
-    """An actor that owns a vLLM server. A guard process kills the server if the actor ends."""
+    """An actor that owns a vLLM server. A guard process kills the server if the actor ends.
 
-    def free_port(self, host: str) -> int:
-        """Return a free port at ``host``, the address of the actor's machine."""
-        return free_port(host)
+    It also holds copies of the folders of weights, below one temporary folder with the name that it has on the machine
+    of the run, if its machine does not see them.
+    """
+
+    def __init__(self) -> None:
+        self._copies: TemporaryFolder | None = None
+
+    def sees(self, folder: Path) -> bool:
+        return folder.is_dir()
+
+    def receive(self, file: Path, content: bytes) -> None:
+        """Append to a file of a folder that :meth:`finish` will complete."""
+        root = file.parents[1]
+        if self._copies is None:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            self._copies = TemporaryFolder(PREFIX, root.parent, root.name)
+        partial = file.parent.with_suffix(COPYING)
+        partial.mkdir(exist_ok=True)
+        with (partial / file.name).open("ab") as opened:
+            opened.write(content)
+
+    def finish(self, folder: Path, kept: Sequence[str]) -> None:
+        """Give a received folder its name, and remove those whose names are not in ``kept``."""
+        folder.with_suffix(COPYING).rename(folder)
+        for other in folder.parent.iterdir():
+            if other.is_dir() and other.name not in kept:
+                shutil.rmtree(other)
+
+    def free_port(self) -> tuple[str, int]:
+        """Return the address of the actor's machine in the cluster, and a port that is free there."""
+        return own_address(), free_port(own_address())
 
     def start(self, command: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +113,12 @@ class ServerActor:
 
     def stop(self) -> None:
         self._process.stop()
+        if self._copies is not None:
+            self._copies.remove()
 
+
+COPYING = ".copying"
+"""The suffix of a folder that is being received."""
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If it is 0 when Ray is imported, Ray listens only at 127.0.0.1. It would replace a loopback address in its
@@ -165,7 +212,8 @@ class RayCluster:
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         self.requests = request_resources(run, config.cpus, hardware, self.ray.cluster_resources())
         check_resources(self.requests, [node["Resources"] for node in nodes])
-        self._group = self.ray.util.placement_group([request.bundle for request in self.requests], strategy="PACK")
+        bundles, strategy = [request.bundle for request in self.requests], "SPREAD" if config.spread else "PACK"
+        self._group = self.ray.util.placement_group(bundles, strategy=strategy)
         if not self._group.wait(START_SECONDS):
             free = {name: self.ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")}
             do = f"wait for other programs to end: {free['CPU']:g} CPU cores and {free['GPU']:g} GPUs are free"
@@ -259,7 +307,20 @@ class RayRanks:
         self._cluster = cluster
 
     def start(self, ranks: int) -> list[StartedRank]:
-        """Start the ranks, and wait until all have connected. Raise RankDied if a rank ends before it connects."""
+        """Start the ranks, and wait until all have connected. Raise RankDied if a rank ends before it connects.
+
+        An actor ends at once if Ray has not noticed yet that its machine is lost. Then all are started again.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self._start(ranks, deadline)
+            except _ActorEnded:
+                if time.monotonic() > deadline:
+                    raise RankDied("the Ray actors of the ranks end again and again before they connect") from None
+                time.sleep(POLL_SECONDS)
+
+    def _start(self, ranks: int, deadline: float) -> list[StartedRank]:
         processes: list[RayRankProcess] = []
         with closing(RankListener(self._cluster.host)) as listener:
             host, port = listener.address
@@ -268,27 +329,34 @@ class RayRanks:
                 for rank in range(ranks):
                     arguments = ["-m", "agent_r1.trainer.ranks", host, str(port), str(rank)]
                     processes.append(RayRankProcess(self._cluster, rank, arguments, environment))
-                pipes = self._accept(listener, processes)
+                pipes = self._accept(listener, processes, deadline)
             except BaseException:
                 for process in processes:
                     process.kill()
                 raise
-        hosts = self._cluster.hosts
-        return [StartedRank(pipes[k], process, hosts[k], gpu=0) for k, process in enumerate(processes)]
+        return [StartedRank(pipes[k], process, process.host, gpu=0) for k, process in enumerate(processes)]
 
-    def _accept(self, listener: RankListener, processes: Sequence[RayRankProcess]) -> dict[int, Connection]:
+    def _accept(
+        self, listener: RankListener, processes: Sequence[RayRankProcess], deadline: float
+    ) -> dict[int, Connection]:
         pipes: dict[int, Connection] = {}
-        deadline = time.monotonic() + START_SECONDS
         while len(pipes) < len(processes):
             if (accepted := listener.accept(POLL_SECONDS)) is not None:
                 pipes |= dict([accepted])
             for rank, process in enumerate(processes):
                 if rank not in pipes and process.has_ended:
+                    if process.actor_has_ended:
+                        raise _ActorEnded
                     raise RankDied(f"rank {rank} of the trainer ended before it connected to the run")
             if time.monotonic() > deadline:
                 got = f"{len(pipes)} of {len(processes)} ranks within {START_SECONDS:g} s"
-                raise InvalidInput("placement", got=got, do="read the logs of Ray")
+                do = "start a machine in place of one that was lost, or continue with --resume and fewer trainer.ranks"
+                raise InvalidInput("placement", got=got, do=f"{do}; the logs of Ray say more")
         return pipes
+
+
+class _ActorEnded(Exception):
+    """Raised if an actor ended, and not only the process of its rank."""
 
 
 class RayRankProcess:
@@ -307,9 +375,24 @@ class RayRankProcess:
             return 0
 
     @property
+    def host(self) -> str:
+        """The address of the process's machine in the cluster."""
+        return str(self._ray.get(self._actor.address.remote(), timeout=CALL_SECONDS))
+
+    @property
     def has_ended(self) -> bool:
         ended, _ = self._ray.wait([self._end], timeout=0)
         return bool(ended)
+
+    @property
+    def actor_has_ended(self) -> bool:
+        try:
+            self._ray.get(self._end, timeout=0)
+        except self._ray.exceptions.RayActorError:
+            return True
+        except self._ray.exceptions.GetTimeoutError:
+            pass
+        return False
 
     def kill(self) -> None:
         with suppress(self._ray.exceptions.RayError):
@@ -327,26 +410,60 @@ class RayRankProcess:
 class RayServers:
     """A :class:`agent_r1.training.servers.ServerLauncher` that starts each server in a Ray actor of its own."""
 
-    def __init__(self, cluster: RayCluster, weights_folder: Path | None) -> None:
-        self._cluster, self._weights_folder = cluster, weights_folder
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+        self._copies: dict[str, WeightCopies] = {}  # by the address of the machine
 
-    def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        index = self._cluster.num_ranks + number
-        host = self._cluster.hosts[index]
-        if host != self._cluster.host and self._weights_folder is None:
-            do = f"name a folder that {host} mounts under the same path: a server there reads weights from it"
-            raise InvalidInput("engine.vllm.weights_folder", got="nothing", do=do)
-        actor = self._cluster.start_actor(index, ServerActor)
-        port = self._cluster.ray.get(actor.free_port.remote(host))
-        self._cluster.ray.get(actor.start.remote(command(host, port), log))
-        return StartedServer(f"http://{host}:{port}", RayServerProcess(self._cluster.ray, actor, log))
+    def start(self, number: int, model: Path, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
+        ray = self._cluster.ray
+        actor = self._cluster.start_actor(self._cluster.num_ranks + number, ServerActor)
+        host, port = ray.get(actor.free_port.remote())
+        copies = self._copies.setdefault(host, WeightCopies(ray))
+        copies.actors.append(actor)
+        copies.deliver(model)
+        ray.get(actor.start.remote(command(host, port), log))
+        return StartedServer(f"http://{host}:{port}", RayServerProcess(ray, actor, log, copies))
+
+
+class WeightCopies:
+    """The copies of folders of weights on one machine, for all its servers. The first actor that lives holds them."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray, self._lock = ray, threading.Lock()
+        self.actors: list[Any] = []
+
+    def deliver(self, folder: Path) -> None:
+        """Copy a folder to its path on the machine, unless it is there. Raise ReplicaError if no actor lives there."""
+        with self._lock:
+            reason = "its actors have ended"
+            for actor in list(self.actors):
+                try:
+                    self._copy(folder, actor)
+                except self._ray.exceptions.RayActorError as error:
+                    self.actors.remove(actor)
+                    reason = first_line(error)
+                except self._ray.exceptions.RayError as error:
+                    raise ReplicaError(f"its machine did not get the weights: {first_line(error)}") from error
+                else:
+                    return
+            raise ReplicaError(f"its machine did not get the weights: {reason}")
+
+    def _copy(self, folder: Path, actor: Any) -> None:
+        def call(method: Any, *arguments: object) -> Any:
+            return self._ray.get(method.remote(*arguments), timeout=CALL_SECONDS)
+
+        if call(actor.sees, folder):
+            return
+        send_files(partial(call, actor.receive), sorted(folder.iterdir()))
+        # what the run keeps of the older versions, a server can still be reading
+        call(actor.finish, folder, [one.name for one in folder.parent.iterdir()])
 
 
 class RayServerProcess:
     """A :class:`agent_r1.inference.server_process.Server`: a vLLM server that runs in a Ray actor."""
 
-    def __init__(self, ray: Any, actor: Any, log: Path) -> None:
-        self._ray, self._actor, self.log = ray, actor, log
+    def __init__(self, ray: Any, actor: Any, log: Path, copies: WeightCopies) -> None:
+        self._ray, self._actor, self.log, self.deliver = ray, actor, log, copies.deliver
 
     @property
     def is_running(self) -> bool:

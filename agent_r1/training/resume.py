@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def resolve_resume_config(layers: Sequence[Layer]) -> TrainConfig:
     algorithm = settings_of(TrainConfig, layers).get("algorithm", before.algorithm.name)
     if algorithm != before.algorithm.name:
         raise _unchangeable(folder, "algorithm", algorithm, before.algorithm.name)
+    if settings_of(TrainConfig, layers).get("placement.launcher") == "processes":  # the others are Ray's
+        own = replace(own, values={key: value for key, value in own.values.items() if key != "placement"})
     after = resolve(TrainConfig, [*layers, own])
     _refuse_changes(folder, before, after)
     if after.steps < taken:

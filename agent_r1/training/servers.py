@@ -222,8 +222,8 @@ class StartedServer:
 class ServerLauncher(Protocol):
     """An object that starts the vLLM servers of a run."""
 
-    def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
-        """Start a server. Return without waiting until the server is ready for requests."""
+    def start(self, number: int, model: Path, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
+        """Start a server of the folder ``model``. Return without waiting until the server is ready for requests."""
         ...
 
 
@@ -234,7 +234,7 @@ class LocalServers:
         self._hardware = find_hardware()
         self._plan, self._vllm = plan_devices(config, self._hardware), config.engine.vllm
 
-    def start(self, number: int, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
+    def start(self, number: int, model: Path, command: Callable[[str, int], list[str]], log: Path) -> StartedServer:
         if number == 0:
             _require_vllm(self._vllm)
         port = free_port()
@@ -297,7 +297,12 @@ def _start(
             model = weights.handle.base if isinstance(weights.handle, AdapterFolders) else weights.handle
             assert isinstance(model, Path)
             policy.tokenizer.save_pretrained(model)  # the servers search for stop strings in the text
-            urls = _start_servers(partial(_command, engine, model, context, adapters), engine, launcher, logs, started)
+            command = partial(_command, engine, model, context, adapters)
+            for number in range(engine.replicas):
+                new = launcher.start(number, model, command, logs.path / f"server-{number}.log")
+                started.append(new.process)
+                urls.append(new.url)
+            _wait(started, urls, vllm.start_seconds)
         names = [_check(url, context) for url in urls]
         checked = [_reports_checksums(url) for url in urls]
         if not all(checked):
@@ -306,10 +311,10 @@ def _start(
 
         def replicas() -> list[VllmEngine]:
             settings = policy.context_length, engine.dtype, vllm.start_seconds
-            served = zip(urls, names, checked, strict=True)
+            deliver: list[Callable[[Path], None] | None] = [server.deliver for server in started]
             return [
-                VllmEngine(url, name, *settings, adapters=bool(adapters), reports_checksums=reports)
-                for url, name, reports in served
+                VllmEngine(url, name, *settings, adapters=bool(adapters), reports_checksums=reports, deliver=copy)
+                for url, name, reports, copy in zip(urls, names, checked, deliver or [None] * len(urls), strict=True)
             ]
 
         limits = PoolLimits(engine.max_sequences, vllm.start_seconds, vllm.stall_seconds)
@@ -323,22 +328,6 @@ def _start(
             logs.remove()
         raise
     return SharedPool(EnginePool(replicas(), limits), stop, started)
-
-
-def _start_servers(
-    command: Callable[[str, int], list[str]],
-    engine: EngineConfig,
-    launcher: ServerLauncher,
-    logs: TemporaryFolder,
-    started: list[Server],
-) -> list[str]:
-    urls = []
-    for number in range(engine.replicas):
-        new = launcher.start(number, command, logs.path / f"server-{number}.log")
-        started.append(new.process)
-        urls.append(new.url)
-    _wait(started, urls, engine.vllm.start_seconds)
-    return urls
 
 
 def _keep(server: Server, run_folder: Path | None) -> Path:

@@ -76,10 +76,11 @@ class FakeVllm(ThreadingHTTPServer):
     request_queue_size = 256
 
     def __init__(
-        self, folder: str, context: int, faults: Iterable[Fault] = (), *, decode: Any = None, port: int = 0
-    ) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self, folder: str, context: int, faults: Iterable[Fault] = (), *, decode: Any = None,
+        host: str = "127.0.0.1", port: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__((host, port), _Handler)
+        self.url = f"http://{host}:{self.server_port}"
         self.faults, self.context, self.decode = set(faults), context, decode
         self.folder = folder
         self.model = load_model(folder, torch.float32)
@@ -377,7 +378,7 @@ def write_python(path: Path) -> Path:
 def main() -> None:
     """Serve like ``python -m vllm.entrypoints.openai.api_server``, until the process is ended."""
     parser = argparse.ArgumentParser()
-    for option in ("--model", "--port", "--max-model-len"):
+    for option in ("--model", "--host", "--port", "--max-model-len"):
         parser.add_argument(option, required=True)
     options, _ = parser.parse_known_args()
     torch.set_num_threads(1)
@@ -386,6 +387,7 @@ def main() -> None:
         options.model,
         int(options.max_model_len),
         decode=lambda ids: tokenizer.decode(list(ids)),
+        host=options.host,
         port=int(options.port),
     )
     threading.Event().wait()

@@ -111,6 +111,7 @@ MORE: dict[str, Any] = {
     "placement.launcher": "ray",
     "placement.address": "10.0.0.5:6379",
     "placement.host": "10.0.0.6",
+    "placement.spread": True,
     "placement.cpus": 0.5,
     "engine.backend": "vllm",
     "engine.replicas": 2,
@@ -132,6 +133,16 @@ def test_the_changeable_settings_exist_and_change(ask: Callable[..., TrainConfig
     assert {*others, *MORE} == set(CHANGEABLE) <= set(setting_keys(TrainConfig))
     assert ask(**{"engine.decode_step": "torch"}).engine.decode_step == "torch"  # the others are of vLLM
     assert ask(**MORE) == resolve(TrainConfig, [Layer("more", MORE), Layer("own", ask().model_dump(mode="json"))])
+
+
+def test_a_run_of_ray_continues_without_it_by_one_setting(tmp_path: Path) -> None:
+    placed = {"launcher": "ray", "address": "10.0.0.5:6379", "host": "10.0.0.6", "cpus": 0.5}
+    config = resolve(TrainConfig, [Layer("own", {**OWN.model_dump(mode="json"), "placement": placed})])
+    create_run(tmp_path / "run", config.model_dump(mode="json")).close()
+    given = {"run": str(tmp_path / "run")}
+    assert resolve_resume_config([Layer("test", given)]).placement == config.placement
+    resumed = resolve_resume_config([Layer("test", {**given, "placement.launcher": "processes"})])
+    assert resumed.placement == OWN.placement
 
 
 async def take_steps(writer: RunWriter, step: int) -> None:
