@@ -155,7 +155,7 @@ class AgentProgram:
             async with asyncio.timeout_at(context.deadline), self._access(model) as key:
                 end = await self._call(model, key, task)
         except TimeoutError:
-            end = _End(Status.CANCELLED, "the agent ran past its deadline")
+            end = _End(Status.CANCELLED, "the agent ran past its deadline (episode_seconds)")
         finally:
             await session.close()
         end = _with_failure(end, model, session)

@@ -82,7 +82,7 @@ class AgentLoop:
         except _RolloutEnd as end:
             rollout.status, rollout.reason = end.status, end.reason
         except TimeoutError:
-            rollout.status, rollout.reason = Status.CANCELLED, "the episode ran past its deadline"
+            rollout.status, rollout.reason = Status.CANCELLED, "the episode ran past its deadline (episode_seconds)"
         except Exception as error:  # for example, a value of the environment can raise an exception when it is used
             rollout.status, rollout.reason = Status.ENVIRONMENT_FAILED, format_error(error)
         finally:

@@ -238,7 +238,9 @@ class Collector:
                 reason = f"the rollout failed: {failure}"
                 trajectory = Trajectory(id, task.id, (), Status.ENVIRONMENT_FAILED, reason=reason)
             except TimeoutError:
-                trajectory = Trajectory(id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline")
+                trajectory = Trajectory(
+                    id, task.id, (), Status.CANCELLED, reason="the rollout ran past its deadline (episode_seconds)"
+                )
             seconds = trajectory.seconds or time.perf_counter() - start  # user code may not measure it
             return replace(trajectory, start_time=start_time, wait_seconds=start - arrival, seconds=seconds)
 

@@ -268,7 +268,7 @@ class RankTrainer:
         )
         self._optimizer = Optimizer(trained_modules, config)
         self._freed_memory = FreedMemory()
-        self.files = OwnFiles()
+        self.files, self._sees = OwnFiles(), True
 
     def run(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call a method. A rank without memory cannot repeat a pass alone, because ranks exchange tensors in every
@@ -331,12 +331,14 @@ class RankTrainer:
         write_rows(path, divided, whole)
         return path
 
-    def sees(self, paths: Sequence[Path]) -> bool:
-        return all(path.is_file() for path in paths)
+    def sees(self, files: Mapping[Path, tuple[int, int]]) -> bool:
+        """Return whether this machine sees the files, given with their sizes and times: no others of their names."""
+        self._sees = all(path.is_file() and file_stamp(path) == stamp for path, stamp in files.items())
+        return self._sees
 
     def load_state(self, tensors: Mapping[str, Tensor], micro_tokens: int) -> None:
-        """Replace the state. Files that this machine does not see were sent before (:class:`OwnFiles`)."""
-        if isinstance(tensors, TensorFiles) and not self.sees(tensors.files):
+        """Replace the state. Files that this machine does not see (:meth:`sees`) were sent before."""
+        if isinstance(tensors, TensorFiles) and not self._sees:
             tensors = TensorFiles([self.files.folder() / path.name for path in tensors.files])
         self._overwrite(self._tensors(), tensors)
         self.files.drop()
@@ -496,9 +498,9 @@ class FsdpTrainer:
         self._micro_tokens = min(int(state.scalars["micro_tokens"]), self._config.micro_tokens)
         tensors = state.tensors if isinstance(state.tensors, TensorFiles) else dict(state.tensors)
         if isinstance(tensors, TensorFiles):
-            for rank, sees in enumerate(self._call("sees", tensors.files)):
+            for rank, sees in enumerate(self._call("sees", {path: file_stamp(path) for path in tensors.files})):
                 if not sees:
-                    send_files(partial(self._call_files, rank, "append"), tensors.files)
+                    send_files(partial(self._call_files, rank, "write"), tensors.files)
         self._call("load_state", tensors, self._micro_tokens)
 
     def close(self) -> None:
@@ -525,6 +527,12 @@ class FsdpTrainer:
         if self._checksum is None:
             self._checksum = weights_checksum(self._current_model())
         return self._checksum
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

@@ -29,10 +29,9 @@ class OwnFiles:
             file.seek(start)
             return file.read(CHUNK)
 
-    def append(self, path: Path, content: bytes) -> None:
-        """Append to the own file with the name of ``path``."""
-        with (self.folder() / path.name).open("ab") as file:
-            file.write(content)
+    def write(self, path: Path, start: int, content: bytes) -> None:
+        """Write a piece of the own file with the name of ``path``."""
+        write_piece(self.folder() / path.name, start, content)
 
     def drop(self) -> None:
         if self._folder is not None:
@@ -50,10 +49,17 @@ def fetch_file(read: Callable[[str, int], bytes], path: Path) -> None:
         raise AgentR1Error(f"{path} could not be written: {error}") from error
 
 
-def send_files(append: Callable[[Path, bytes], object], paths: Sequence[Path]) -> None:
-    """Send files to another machine, where ``append(path, content)`` appends to a file."""
+def write_piece(path: Path, start: int, content: bytes) -> None:
+    """Write ``content`` at the byte ``start`` of a file. The first piece replaces the file."""
+    with path.open("r+b" if start else "wb") as file:
+        file.seek(start)
+        file.write(content)
+
+
+def send_files(write: Callable[[Path, int, bytes], object], paths: Sequence[Path]) -> None:
+    """Send files to another machine, where ``write(path, start, content)`` writes a piece of a file."""
     for path in paths:
         with path.open("rb") as file:
-            append(path, b"")
+            write(path, 0, file.read(CHUNK))  # also of an empty file
             while content := file.read(CHUNK):
-                append(path, content)
+                write(path, file.tell() - len(content), content)

@@ -43,6 +43,9 @@ GRACE_SECONDS = 5.0
 
 POLL_SECONDS = 1.0
 
+SILENCE_MILLISECONDS = 120_000
+"""The longest time that a message to a rank, or its answer, waits for a link that is cut."""
+
 KEY_VARIABLE = "AGENT_R1_RANK_KEY"
 """The environment variable from which the process of a rank reads its key."""
 
@@ -243,7 +246,7 @@ class RankGroup(Generic[T]):
             raise RankFailed("the ranks of the trainer have ended")
         try:
             self._pipes[rank].send_bytes(message)
-        except (BrokenPipeError, ConnectionError):
+        except OSError:
             raise self._explain_end() from None
 
     def _receive(self, ranks: Sequence[int]) -> list[Any]:
@@ -429,6 +432,8 @@ def connect_rank(address: tuple[str, int], key: str, rank: int) -> Connection:
 
 def _connection(connected: socket.socket) -> Connection:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a small message does not wait for more
+    if sys.platform == "linux":  # else a message to a machine that is lost waits for a quarter of an hour
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MILLISECONDS)
     return Connection(connected.dup().detach())
 
 

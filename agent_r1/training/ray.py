@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ from agent_r1.core.files import TemporaryFolder
 from agent_r1.inference.policy_engine import PREFIX
 from agent_r1.inference.server_process import ReplicaError, ServerProcess, free_port
 from agent_r1.model.folders import first_line
-from agent_r1.trainer.rank_files import send_files
+from agent_r1.trainer.rank_files import send_files, write_piece
 from agent_r1.trainer.ranks import KEY_VARIABLE, RankDied, RankListener, StartedRank
 from agent_r1.training.config import LOOPBACK, PlacementConfig, RunConfig, TrainConfig
 from agent_r1.training.servers import Hardware, StartedServer, gpus_per_server, server_environment
@@ -66,40 +67,43 @@ class RankActor:
 class ServerActor:
     """An actor that owns a vLLM server. A guard process kills the server if the actor ends.
 
-    It also holds copies of the folders of weights, below one temporary folder with the name that it has on the machine
-    of the run, if its machine does not see them.
+    It also holds the copies of folders of weights on its machine, each below a temporary folder that has the path that
+    it has on the machine of the run.
     """
 
     def __init__(self) -> None:
-        self._copies: TemporaryFolder | None = None
+        self._roots: dict[Path, TemporaryFolder] = {}
+        self._logs: Path | None = None
 
-    def sees(self, folder: Path) -> bool:
-        return folder.is_dir()
+    def sees(self, file: Path) -> bool:
+        return file.is_file()
 
-    def receive(self, file: Path, content: bytes) -> None:
-        """Append to a file of a folder that :meth:`finish` will complete."""
-        root = file.parents[1]
-        if self._copies is None:
+    def begin(self, folder: Path) -> None:
+        """Remove what is left of a folder, before its files are received."""
+        root = folder.parent
+        if root not in self._roots:
             root.parent.mkdir(parents=True, exist_ok=True)
-            self._copies = TemporaryFolder(PREFIX, root.parent, root.name)
-        partial = file.parent.with_suffix(COPYING)
-        partial.mkdir(exist_ok=True)
-        with (partial / file.name).open("ab") as opened:
-            opened.write(content)
+            self._roots[root] = TemporaryFolder(PREFIX, root.parent, root.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
 
-    def finish(self, folder: Path, kept: Sequence[str]) -> None:
-        """Give a received folder its name, and remove those whose names are not in ``kept``."""
-        folder.with_suffix(COPYING).rename(folder)
-        for other in folder.parent.iterdir():
-            if other.is_dir() and other.name not in kept:
-                shutil.rmtree(other)
+    def receive(self, file: Path, start: int, content: bytes) -> None:
+        write_piece(file, start, content)
+
+    def keep(self, root: Path, names: Sequence[str]) -> None:
+        """Remove all folders below ``root`` whose names are not in ``names``."""
+        for folder in root.iterdir():
+            if folder.is_dir() and folder.name not in names:
+                shutil.rmtree(folder)
 
     def free_port(self) -> tuple[str, int]:
         """Return the address of the actor's machine in the cluster, and a port that is free there."""
         return own_address(), free_port(own_address())
 
     def start(self, command: Sequence[str], log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        if not log.parent.is_dir():  # on the machine of the run, the run removes it
+            log.parent.mkdir(parents=True)
+            self._logs = log.parent
         self._process = ServerProcess(command, server_environment(None), log)
 
     def is_running(self) -> bool:
@@ -113,12 +117,11 @@ class ServerActor:
 
     def stop(self) -> None:
         self._process.stop()
-        if self._copies is not None:
-            self._copies.remove()
+        for root in self._roots.values():
+            root.remove()
+        if self._logs is not None:
+            shutil.rmtree(self._logs, ignore_errors=True)
 
-
-COPYING = ".copying"
-"""The suffix of a folder that is being received."""
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """If it is 0 when Ray is imported, Ray listens only at 127.0.0.1. It would replace a loopback address in its
@@ -128,7 +131,7 @@ TOKENS = "RAY_AUTH_MODE"
 """If it is ``token``, Ray accepts only callers that send a secret token, which is in the home folder."""
 
 OBJECT_STORE = 80 * 2**20
-"""The size of Ray's object store in bytes. A run does not use the object store, but Ray needs at least 75 MiB."""
+"""The size of Ray's object store in bytes, at least 75 MiB. Pieces of files for other machines pass through it."""
 
 CONNECT_SECONDS = 10.0
 
@@ -330,11 +333,11 @@ class RayRanks:
                     arguments = ["-m", "agent_r1.trainer.ranks", host, str(port), str(rank)]
                     processes.append(RayRankProcess(self._cluster, rank, arguments, environment))
                 pipes = self._accept(listener, processes, deadline)
+                return [StartedRank(pipes[k], process, process.host, gpu=0) for k, process in enumerate(processes)]
             except BaseException:
                 for process in processes:
                     process.kill()
                 raise
-        return [StartedRank(pipes[k], process, process.host, gpu=0) for k, process in enumerate(processes)]
 
     def _accept(
         self, listener: RankListener, processes: Sequence[RayRankProcess], deadline: float
@@ -376,8 +379,11 @@ class RayRankProcess:
 
     @property
     def host(self) -> str:
-        """The address of the process's machine in the cluster."""
-        return str(self._ray.get(self._actor.address.remote(), timeout=CALL_SECONDS))
+        """The address of the process's machine in the cluster. Raise _ActorEnded if the machine is lost."""
+        try:
+            return str(self._ray.get(self._actor.address.remote(), timeout=CALL_SECONDS))
+        except self._ray.exceptions.RayError as error:
+            raise _ActorEnded from error
 
     @property
     def has_ended(self) -> bool:
@@ -388,9 +394,9 @@ class RayRankProcess:
     def actor_has_ended(self) -> bool:
         try:
             self._ray.get(self._end, timeout=0)
-        except self._ray.exceptions.RayActorError:
+        except self._ray.exceptions.ActorDiedError:
             return True
-        except self._ray.exceptions.GetTimeoutError:
+        except self._ray.exceptions.RayError:  # it has not ended, or cannot be reached for a while
             pass
         return False
 
@@ -401,10 +407,14 @@ class RayRankProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait at most ``timeout`` seconds until the rank ends. Return its exit code; -9 if its actor was killed."""
-        try:
-            return int(self._ray.get(self._end, timeout=timeout))
-        except self._ray.exceptions.RayActorError:
-            return -signal.SIGKILL
+        while True:
+            try:
+                return int(self._ray.get(self._end, timeout=timeout))
+            except self._ray.exceptions.ActorUnavailableError:  # it is out of reach for a while
+                time.sleep(POLL_SECONDS)
+                self._end = self._actor.wait.remote()
+            except self._ray.exceptions.RayActorError:
+                return -signal.SIGKILL
 
 
 class RayServers:
@@ -431,32 +441,45 @@ class WeightCopies:
     def __init__(self, ray: Any) -> None:
         self._ray, self._lock = ray, threading.Lock()
         self.actors: list[Any] = []
+        self._shared: dict[Path, bool] = {}  # whether the machine sees the files below a folder
+        self._copied: dict[Path, int] = {}  # the time of the last change of a folder that was copied, in nanoseconds
 
     def deliver(self, folder: Path) -> None:
         """Copy a folder to its path on the machine, unless it is there. Raise ReplicaError if no actor lives there."""
+        errors = self._ray.exceptions
         with self._lock:
             reason = "its actors have ended"
-            for actor in list(self.actors):
+            while self.actors:
                 try:
-                    self._copy(folder, actor)
-                except self._ray.exceptions.RayActorError as error:
-                    self.actors.remove(actor)
+                    return self._copy(folder, self.actors[0])
+                except errors.ActorDiedError as error:
                     reason = first_line(error)
-                except self._ray.exceptions.RayError as error:
-                    raise ReplicaError(f"its machine did not get the weights: {first_line(error)}") from error
-                else:
-                    return
+                    self.actors.pop(0)
+                    self._copied.clear()
+                except errors.RayTaskError as error:  # such as no space left
+                    reason = first_line(error.cause)
+                    break
+                except errors.RayError as error:
+                    reason = first_line(error)
+                    break
             raise ReplicaError(f"its machine did not get the weights: {reason}")
 
     def _copy(self, folder: Path, actor: Any) -> None:
         def call(method: Any, *arguments: object) -> Any:
             return self._ray.get(method.remote(*arguments), timeout=CALL_SECONDS)
 
-        if call(actor.sees, folder):
+        root, changed = folder.parent, folder.stat().st_mtime_ns
+        if root not in self._shared:
+            with tempfile.NamedTemporaryFile(dir=root) as probe:
+                self._shared[root] = call(actor.sees, Path(probe.name))
+        if self._shared[root] or self._copied.get(folder) == changed:
             return
+        self._copied.pop(folder, None)
+        call(actor.begin, folder)
         send_files(partial(call, actor.receive), sorted(folder.iterdir()))
         # what the run keeps of the older versions, a server can still be reading
-        call(actor.finish, folder, [one.name for one in folder.parent.iterdir()])
+        call(actor.keep, root, [one.name for one in root.iterdir()])
+        self._copied[folder] = changed
 
 
 class RayServerProcess:

@@ -180,7 +180,10 @@ def test_a_hanging_agent_ends_at_its_deadline_and_its_key_with_it(episodes, is_a
 
     trajectory = episodes.play(hanging_async if is_async else hanging, answer, seconds=0.2)
     may_end.set()
-    assert trajectory.status is Status.CANCELLED and trajectory.reason == "the agent ran past its deadline"
+    assert (
+        trajectory.status is Status.CANCELLED
+        and trajectory.reason == "the agent ran past its deadline (episode_seconds)"
+    )
     end = time.monotonic() + 60
     while not late and time.monotonic() < end:
         time.sleep(0.01)

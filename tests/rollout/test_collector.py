@@ -151,7 +151,7 @@ def test_an_episode_runs_to_its_end_with_exact_prompts(renderer):
         (task("x", close=True), Status.COMPLETED, None, 3),
         (task("x", closing=60), Status.COMPLETED, None, 3),
         (task("x", text="forever"), Status.OUT_OF_TURNS, None, 3),
-        (task("x", seconds=3600), Status.CANCELLED, "the episode ran past its deadline", 0),
+        (task("x", seconds=3600), Status.CANCELLED, "the episode ran past its deadline (episode_seconds)", 0),
     ],
     ids=lambda value: str(value) if isinstance(value, Status) else "",
 )

@@ -70,7 +70,7 @@ def test_a_rollout_that_hangs_is_cancelled_at_its_deadline(
 ) -> None:
     monkeypatch.setattr(collector_module, "CLOSING_SECONDS", 0.0)
     groups = collect(UserRollout(act), RolloutLimits(episode_seconds=2.0))
-    assert ends(groups) == [(Status.CANCELLED, "the rollout ran past its deadline")] * 2
+    assert ends(groups) == [(Status.CANCELLED, "the rollout ran past its deadline (episode_seconds)")] * 2
 
 
 @pytest.mark.parametrize("error", [GeneratorExit, SystemExit, Panic, asyncio.CancelledError])

@@ -16,11 +16,12 @@ def test_files_arrive_in_pieces_on_both_ways(size: int, tmp_path: Path, monkeypa
     (tmp_path / "sent").write_bytes(content)
     rank, pieces = OwnFiles(), []
 
-    def append(path: Path, piece: bytes) -> None:
+    def write(path: Path, start: int, piece: bytes) -> None:
         pieces.append(piece)
-        rank.append(path, piece)
+        rank.write(path, start, piece)
 
-    send_files(append, [tmp_path / "sent"])
+    rank.write(Path("sent"), 0, b"of a send that failed, and longer than the file")
+    send_files(write, [tmp_path / "sent"])
     assert (rank.folder() / "sent").read_bytes() == content
     assert [len(piece) for piece in pieces if piece] == [10] * (size // 10) + [size % 10] * bool(size % 10)
     (tmp_path / "back").mkdir()
