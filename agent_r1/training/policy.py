@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agent_r1.core.environment import env_of
 from agent_r1.core.errors import InvalidInput, UnsupportedChat, require_extra
 from agent_r1.core.inference import Dtype, InferenceEngine, SamplingParams
-from agent_r1.core.taskset import TaskSet
+from agent_r1.core.messages import Message, ToolSpec
+from agent_r1.core.taskset import TaskSet, tool_call
 from agent_r1.inference.config import DecodeConfig
 from agent_r1.inference.guidance import Critic
 from agent_r1.model.adapter import add_adapter, has_adapter
@@ -31,6 +34,11 @@ from agent_r1.store.manifest import list_checkpoints
 from agent_r1.store.reader import RunReader
 from agent_r1.training.checkpoint_files import saved_tensors
 from agent_r1.training.config import RunConfig, TrainConfig
+
+_log = logging.getLogger(__name__)
+
+ROWS = 8192
+"""The number of rows of a head that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,11 @@ def load_policy(config: RunConfig, taskset: TaskSet | None, dtype: Dtype = "floa
     if len(tokenizer) > embedded:
         got = f"{config.model}, whose tokenizer has {len(tokenizer)} tokens and whose model embeds {embedded}"
         raise InvalidInput("model", got=got, do="name a folder whose model and tokenizer belong together")
+    if taskset is not None and (untrained := _untrained_token(model, renderer, _shown_tools(config, taskset))):
+        if isinstance(config, TrainConfig) and config.trainer.lora.rank:
+            do = "give --tool_format tags, or --trainer.lora.rank 0, which trains the head too"
+            raise InvalidInput("tool_format", got=f"{untrained}, and LoRA, which leaves the head as it is", do=do)
+        _log.warning("%s; an untrained model cannot call a tool then: give --tool_format tags", untrained)
     context_length = min(config.context, *_context_bounds(model))
     return Policy(model, tokenizer, renderer, context_length, images, reads_images)
 
@@ -99,6 +112,39 @@ def load_trained_policy(config: TrainConfig, taskset: TaskSet) -> Policy:
         base = config.model if is_on_hub else str(find_folder(config.model, "model").absolute())
         add_adapter(policy.model, lora, seed=config.seed, base=base)
     return policy
+
+
+ALIKE = 0.01
+"""The largest relative distance between rows of a head that cannot be told apart. Rows of tokens that pretraining never
+saw have about 0.002 in a quantized model."""
+
+
+def _shown_tools(config: RunConfig, taskset: TaskSet) -> tuple[ToolSpec, ...]:
+    if taskset.env.tools or not isinstance(config, TrainConfig):
+        return taskset.env.tools
+    # each task has an environment, or a transcript, with tools of its own
+    own = (env_of(taskset.env, task).tools for task in taskset.tasks("train"))
+    return next((tools for tools in own if tools), ())
+
+
+def _untrained_token(model: PreTrainedModel, renderer: TemplateRenderer, tools: tuple[ToolSpec, ...]) -> str:
+    # Describe a special token of a tool call whose row in the head is the row of other tokens, too, so that the model
+    # writes each of them with the same probability; "" if there is none.
+    if not tools:
+        return ""
+    try:
+        call = renderer.write_action((Message.user("Call a tool."),), tool_call(tools[0].name), tools)
+    except UnsupportedChat:  # a call without arguments, which the template may refuse
+        return ""
+    added = {number: text for text, number in renderer.tokenizer.get_added_vocab().items()}
+    head = model.get_output_embeddings().weight  # (V, d)
+    for token in dict.fromkeys(each for each in call if each in added):
+        row = head[token].detach().float()  # (d,)
+        distances = [(part.detach().float() - row).norm(dim=1) for part in head.split(ROWS)]  # V numbers
+        others = int((torch.cat(distances) < ALIKE * row.norm()).sum()) - 1
+        if others > 0:
+            return f"{renderer.tool_format.name}, whose {added[token]} has the row of {others} more tokens in the head"
+    return ""
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> PreTrainedModel | None:

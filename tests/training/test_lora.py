@@ -16,17 +16,19 @@ from resuming import Whole, config_of, resume
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_r1.cli import main
 from agent_r1.config import Layer, resolve
 from agent_r1.core.errors import InvalidInput, RunStopped
 from agent_r1.core.inference import InferenceEngine, PolicyVersion, WeightUpdate
 from agent_r1.core.taskset import TaskSet
 from agent_r1.inference.torch_engine import TorchEngine
 from agent_r1.model.adapter import trained_weights
-from agent_r1.model.load import load_model
+from agent_r1.model.load import load_model, load_tokenizer
 from agent_r1.model.weights import weights_checksum
 from agent_r1.store.reader import RunReader
 from agent_r1.store.saved_weights import find_folder
 from agent_r1.store.verification import verify
+from agent_r1.tasksets.tinywiki.model import TINY_BASE_FOLDER
 from agent_r1.training import run
 from agent_r1.training.build import Placement
 from agent_r1.training.config import EvalConfig, RunConfig, TrainConfig
@@ -167,3 +169,23 @@ def test_a_new_run_cannot_begin_with_an_adapter(whole: Callable[..., Whole], mic
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         resolve(TrainConfig, [Layer("test", {"model": "any", **settings})])
+
+
+def test_a_head_that_cannot_write_a_call_is_refused_with_lora_and_warned_of_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in models whose pretraining never saw the tokens of their tool format: their rows equal those of others."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_BASE_FOLDER)
+    tokenizer = load_tokenizer("tiny-base")
+    call, other = tokenizer.convert_tokens_to_ids(["<tool_call>", "<unk>"])
+    with torch.no_grad():
+        model.get_output_embeddings().weight[other] = model.get_output_embeddings().weight[call] * 1.002
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = ["train", "--model", str(tmp_path), "--dry_run"]
+    for command in (options, ["sft", "--from_solutions", "--n", "2", *options[1:]]):
+        assert main([*command, "--trainer.lora.rank", "4"]) == 2
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("agent-r1: ")]
+        assert line.startswith("agent-r1: tool_format: got hermes, whose <tool_call> has the row of 1 more tokens in")
+    assert main(options) == 0
+    assert "give --tool_format tags" in caplog.text
