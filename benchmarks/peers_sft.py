@@ -104,13 +104,13 @@ def train_trl(folder: Path, packing: bool) -> None:
     from trl import SFTConfig, SFTTrainer
 
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf-8").splitlines()]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     config = SFTConfig(
         output_dir=str(folder / "trl"), use_cpu=True, bf16=False, per_device_train_batch_size=len(rows), max_steps=1,
         assistant_only_loss=True, packing=packing, max_length=4096, gradient_checkpointing=False, report_to="none",
         loss_type="nll",
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     data = Dataset.from_list(rows)
     trainer = SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer)
     batch = next(iter(trainer.get_train_dataloader()))

@@ -29,13 +29,13 @@ def missing() -> str | None:
         return "it needs root on Linux"
     if any(shutil.which(program) is None for program in ("ip", "unshare", "mount")):
         return "it needs ip, unshare and mount"
-    probe = subprocess.run(["ip", "netns", "add", "agent-r1-probe"], capture_output=True, text=True)
+    probe = subprocess.run(["ip", "netns", "add", "agent-r1-probe"], capture_output=True, text=True, encoding="utf-8")
     subprocess.run(["ip", "netns", "delete", "agent-r1-probe"], capture_output=True)
     return None if probe.returncode == 0 else f"network namespaces cannot be made: {probe.stderr.strip()}"
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Machine:
 
     @property
     def processes(self) -> set[int]:
-        listed = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True, encoding="utf-8"
+        )
         return set(map(int, listed.stdout.split()))
 
     def kill(self) -> None:
@@ -83,7 +85,7 @@ class Machine:
         """The number of bytes that the machine has sent over its link."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         read = ["ip", "netns", "exec", self.name, "unshare", "-m", "sh", "-c", f"mount -t sysfs s /sys; cat {path}"]
-        return int(subprocess.run(read, check=True, capture_output=True, text=True).stdout)
+        return int(subprocess.run(read, check=True, capture_output=True, text=True, encoding="utf-8").stdout)
 
 
 SWITCH = "agent-r1-switch"

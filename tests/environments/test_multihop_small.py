@@ -1,9 +1,9 @@
 """Multi-hop questions with short results: which questions train, the order of their pages, and what is shown."""
 
 import asyncio
-import json
 
 import pytest
+from multihop_pages import PAGES, write_multihop
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
@@ -11,48 +11,15 @@ from agent_r1.core.trajectory import AttemptId
 from agent_r1.training.check import play_solutions
 from environments.multihop_small import WORDS, build
 
-PAGES = {
-    "Nils Aaberg": "Nils Aaberg is a composer. He was born in Orrby.",
-    "Orrby": "Orrby is a town in Vestmark. " + "It has a harbor. " * 40 + "Its mayor is Edda Lind.",
-    "Blow (film)": "Blow is a 1961 film.",
-    "Salt": "Salt is a 1974 film.",
-    "Alien page": "Nothing here names anything else.",
-}
-
-
-def row(id, question, answer, *supporting):
-    context = [[title, [text]] for title, text in PAGES.items()]
-    return {
-        "_id": id, "question": question, "answer": answer, "context": context,
-        "supporting_facts": [[title, 0] for title in supporting],
-    }  # fmt: skip
-
-
-TRAINING = (
-    row("bridge", "In which county was Nils Aaberg born?", "Vestmark", "Orrby", "Nils Aaberg"),
-    row("comparison", "Which film is older, Blow or Salt?", "Blow", "Salt", "Blow (film)"),
-    row("yes", "Are Blow and Salt both films?", "yes", "Salt", "Blow (film)"),
-    row("unnamed", "Which county is this?", "Vestmark", "Orrby", "Alien page"),
-    row("cut", "Who is mayor of the town of Nils Aaberg?", "Edda Lind", "Orrby", "Nils Aaberg"),
-)
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("multihop")
-    (folder / "train.json").write_text(json.dumps(TRAINING), "utf-8")
-    (folder / "test.json").write_text(
-        json.dumps([row("t", "Who is Nils Aaberg?", "a composer", "Nils Aaberg")]), "utf-8"
-    )
-    passages = [json.dumps({"title": title, "text": text}) for title, text in PAGES.items()]
-    (folder / "corpus.jsonl").write_text("\n".join(passages), "utf-8")
-    (folder / "data.toml").write_text('[train.a]\ndata = "train.json"\n[test.b]\ndata = "test.json"\n', "utf-8")
-    return folder
+    return write_multihop(tmp_path_factory.mktemp("multihop"))
 
 
 @pytest.fixture(scope="module")
 def taskset(files):
-    return build(files / "data.toml", 0, files / "corpus.jsonl")
+    return build(files[0], 0, files[1])
 
 
 def test_training_has_the_questions_whose_pages_lead_to_each_other_and_to_the_answer(taskset):
@@ -93,4 +60,4 @@ def test_the_row_with_the_supporting_passages_shows_them_and_the_question(taskse
 
 def test_without_a_corpus_one_line_says_what_to_give(files):
     with pytest.raises(InvalidInput, match="--corpus: got nothing; give the file of passages"):
-        build(files / "data.toml", 0)
+        build(files[0], 0)

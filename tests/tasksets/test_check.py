@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from film_pages import write_pages
+from multihop_pages import write_multihop
 from sandboxed import sandbox_or_skip
 
 from agent_r1.core.taskset import TaskSet
@@ -81,6 +82,11 @@ def code_repair(folder: Path) -> TaskSet:
     return build(str(ENVIRONMENTS / "code_repair"), lines(folder / "q.jsonl", rows), None, 0)
 
 
+def multihop_small(folder: Path) -> TaskSet:
+    data, corpus = write_multihop(folder)
+    return build(str(ENVIRONMENTS / "multihop_small.py"), data, corpus)
+
+
 SMALL: dict[str, Callable[[Path], TaskSet]] = {
     "tinywiki": lambda folder: build("tinywiki"),
     **{name: multihop(name) for name in ("hotpotqa", "2wiki", "musique")},
@@ -89,6 +95,7 @@ SMALL: dict[str, Callable[[Path], TaskSet]] = {
     "code": code,
     "environments/people": lambda folder: build(str(ENVIRONMENTS / "people")),
     "environments/wikifilm": lambda folder: build(str(ENVIRONMENTS / "wikifilm"), write_pages(folder / "pages.jsonl")),
+    "environments/multihop_small.py": multihop_small,
     "environments/code_repair": code_repair,
     **{
         f"environments/{file}": lambda folder, file=file: build(str(ENVIRONMENTS / file))
