@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_r1.core.environment import RolloutContext
 from agent_r1.core.errors import InvalidInput
-from agent_r1.core.messages import Message, Text
+from agent_r1.core.messages import Message, Text, ToolSpec
 from agent_r1.core.task import Task
 from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
 from agent_r1.core.text import fold
@@ -83,12 +83,12 @@ def cut(passage: Passage) -> Passage:
     return passage if len(words) <= WORDS else replace(passage, text=" ".join(words[:WORDS]) + " ...")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GivenPassages:
     """An environment with one turn whose prompt holds the supporting passages: what reading alone can reach."""
 
     passages: Mapping[str, tuple[Passage, ...]]  # by the id of the task
-    tools: tuple[()] = ()
+    tools: tuple[ToolSpec, ...] = ()
 
     async def open(self, task: Task, context: RolloutContext) -> SingleTurnEpisode:
         *opening, question = opening_messages(task, READING, READING_EXAMPLES)
