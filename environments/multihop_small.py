@@ -110,24 +110,19 @@ def build(data: Path, seed: int, corpus: str | Path | None = None, encoder: str 
     chains = {one.text: chain(one) or one.supporting for questions in splits.values() for one in questions}
 
     def solutions(task: Task) -> ReferenceSolutions:
-        searches = tuple(tool_call("search", query=title) for title in chains[task.messages[-1].text])
+        titles = chains[task.messages[-1].text][: TURNS - 1]  # a question can have more pages than searches
+        searches = tuple(tool_call("search", query=title) for title in titles)
         return answer_solutions(task, searches, "nobody knows", TURNS, {"em": 1.0, "f1": 1.0})
 
     retriever = ShortPassages(open_retriever(corpus, encoder))
-    search, retrieve = search_tool_with_question(retriever, PAGES), search_tool
-
-    def rag(pages: int) -> NaiveRag:
-        return NaiveRag(retrieve(retriever, pages), system=READING, examples=READING_EXAMPLES, max_output=MAX_OUTPUT)
-
+    search, retrieve = search_tool_with_question(retriever, PAGES), search_tool(retriever, PAGES + 1)
     return TaskSet(
         name="multihop_small",
         env=ToolEnv([search], max_turns=TURNS, system=INSTRUCTION, max_output=MAX_OUTPUT),
         tasks=tasks_function(splits, data),
         scorers=(FunctionScorer({**BENCHMARK_REWARDS, **page_rewards(lambda task: task.data["supporting"])}),),
         baselines={
-            "naive-rag": rag(3),
-            "naive-rag-1": rag(1),
-            "naive-rag-5": rag(5),
+            "naive-rag": NaiveRag(retrieve, system=READING, examples=READING_EXAMPLES, max_output=MAX_OUTPUT),
             "gold-passages": GivenPassages(supporting),
             "with-examples": ToolEnv(
                 [search], max_turns=TURNS, system=INSTRUCTION, examples=EXAMPLES, max_output=MAX_OUTPUT
@@ -137,7 +132,7 @@ def build(data: Path, seed: int, corpus: str | Path | None = None, encoder: str 
         recipe=RECIPE,
         evaluation=evaluation,
         validation="validation" if splits["validation"] else None,
-        retrieval=recall_function(splits, retriever, 3),
+        retrieval=recall_function(splits, retriever, PAGES + 1),
         solutions=solutions,
     )
 

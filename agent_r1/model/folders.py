@@ -49,14 +49,12 @@ def convert_gguf(file: Path, folder: Path) -> None:
         file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
     del read.config.quantization_config  # its weights are float32 now; a quantized model could not be saved
-    weights = read.state_dict()
     head, embedding = read.get_output_embeddings().weight, read.get_input_embeddings().weight
-    if head is not embedding and float((head - embedding).norm() / head.norm()) < QUANTIZED_ALIKE:
+    if head is not embedding and float((head - embedding).detach().norm() / head.detach().norm()) < QUANTIZED_ALIKE:
         read.config.tie_word_embeddings = True  # two quantizations of one matrix: the head has more bits
         embedding.data = head.data
-        weights = read.state_dict()
     model = type(read)(read.config)
-    model.load_state_dict(weights)
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     pre = gguf.GGUFReader(file).get_field("tokenizer.ggml.pre")

@@ -27,10 +27,7 @@ from agent_r1.rollout.agent_loop import Agent, AgentLoop
 
 
 def valued_turns(attempt: Trajectory) -> Sequence[int]:
-    """Return the indices of the turns whose state is valued: all that follow an action in the environment.
-
-    The opening is not among them: the other attempts of the group begin there.
-    """
+    """Return the indices of the turns that follow an action in the environment: their states are valued."""
     if STATUS_POLICY[attempt.status] != "train":
         return ()
     return [turn.index for turn in attempt.turns[1:] if attempt.turns[turn.index - 1].kind == "act"]
@@ -46,22 +43,21 @@ class Continuations:
 
     def rollout(self, attempt: Trajectory, turn: int, seed: int) -> _Continuation:
         """Return a rollout that continues ``attempt`` from ``turn``. ``seed`` is that of the attempt's episode."""
-        return _Continuation(self.agent, self.env, attempt, turn, seed)
+        return _Continuation(self, attempt, turn, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    agent: Agent
-    env: Env
+    made_by: Continuations
     attempt: Trajectory
     turn: int
     seed: int
 
     async def run(self, task: Task, context: RolloutContext) -> tuple[Trajectory]:
+        agent, env = self.made_by.agent, self.made_by.env
+        engine = _ReplayingEngine(agent.engine, self.attempt, self.turn)  # a new one: a failed run is tried again
         # the environment may depend on the seed of the attempt; what is sampled depends on the id of the continuation
-        context = replace(context, seed=self.seed)
-        engine = _ReplayingEngine(self.agent.engine, self.attempt, self.turn)
-        return await AgentLoop(replace(self.agent, engine=engine), self.env).run(task, context)
+        return await AgentLoop(replace(agent, engine=engine), env).run(task, replace(context, seed=self.seed))
 
 
 class _ReplayingEngine:

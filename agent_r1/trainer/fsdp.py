@@ -325,9 +325,8 @@ class RankTrainer:
         # rank 0 also writes the tensors that are not divided
         divided = {name: own_rows(tensor) for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
         whole = {name: tensor for name, tensor in tensors.items() if self._rank == 0 and name not in divided}
-        path = (
-            folder if folder.is_dir() else self.files.folder()
-        ) / f"trainer-{self._rank + 1:05}-of-{dist.get_world_size():05}.safetensors"
+        place = folder if folder.is_dir() else self.files.folder()
+        path = place / f"trainer-{self._rank + 1:05}-of-{dist.get_world_size():05}.safetensors"
         write_rows(path, divided, whole)
         return path
 

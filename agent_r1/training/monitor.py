@@ -71,7 +71,8 @@ UNSCORED, TOOL = "unscored", "tool"
 ADVICE: Mapping[str, str] = {
     Status.ENVIRONMENT_FAILED: "the environment or your agent raised: run it by hand with the example's task",
     Status.ENGINE_FAILED: "the engine could not generate: if memory ran out, lower --concurrency or --context",
-    Status.REWARD_FAILED: "a scorer raised or took too long: call it on the example's trajectory; see --score_seconds",
+    Status.REWARD_FAILED: "a scorer raised or took too long: call it on the example's trajectory, see --score_seconds; "
+    "or turns could not be valued, see the reason: draw what is random in the environment from RolloutContext.seed",
     Status.CANCELLED: "by the engine, or after --episode_seconds, see the reason: find what hangs, or raise the limit",
     UNSCORED: "a reward function raised or returned no finite number, or the policy sampled no token: "
     "test the function (docs/rewards.md)",
