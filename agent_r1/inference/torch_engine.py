@@ -45,6 +45,9 @@ from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import DTYPES, cast_parameters, use_plain_products, weights_checksum
 
 
+PART_PROBABILITIES = 1 << 20  # tokens of the vocabulary, over rows, that are sampled from at once
+
+
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Sample one token for each row of fp32 logits (N, V). Return (tokens, log-probabilities), both (N,).
 
@@ -54,19 +57,23 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
     """
     temperature = torch.tensor([row.temperature or 1.0 for row in params], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
-    probabilities = logprobs.double().exp()  # (N, V)
-    for index, row in enumerate(params):
-        if row.top_p < 1:
-            order = probabilities[index].argsort(descending=True, stable=True)  # (V,)
-            ranked = probabilities[index, order]
-            keep = ranked.cumsum(0) - ranked < row.top_p  # more probable tokens have a total probability below top_p
-            probabilities[index, order[~keep]] = 0
-    # The first token at which the cumulative probability exceeds uniform * total; total < 1 if tokens are excluded.
-    cumulative = probabilities.cumsum(dim=-1)  # (N, V)
-    target = torch.tensor(uniform, dtype=torch.float64, device=logits.device) * cumulative[:, -1]  # (N,)
-    tokens = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logits.shape[1] - 1)  # (N,)
-    greedy = torch.tensor([row.temperature == 0 for row in params], device=logits.device)
-    tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
+    tokens = logits.argmax(dim=-1)  # (N,)
+    sampled = [index for index, row in enumerate(params) if row.temperature > 0]
+    # Few rows at a time: fresh memory for all of them would take longer than the sums.
+    size = max(1, PART_PROBABILITIES // logits.shape[1])
+    for rows in (sampled[first : first + size] for first in range(0, len(sampled), size)):  # R rows
+        probabilities = logprobs[rows].exp().double()  # (R, V)
+        for place, index in enumerate(rows):
+            if params[index].top_p < 1:
+                order = probabilities[place].argsort(descending=True, stable=True)  # (V,)
+                ranked = probabilities[place, order]
+                keep = ranked.cumsum(0) - ranked < params[index].top_p  # more probable tokens sum to less than top_p
+                probabilities[place, order[~keep]] = 0
+        # The first token whose cumulative probability exceeds uniform * total; total < 1 if tokens are excluded.
+        cumulative = probabilities.cumsum_(dim=-1)  # (R, V)
+        uniforms = torch.tensor([uniform[index] for index in rows], dtype=torch.float64, device=logits.device)
+        drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]  # (R,)
+        tokens[rows] = drawn.clamp(max=logits.shape[1] - 1)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
