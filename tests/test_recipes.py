@@ -73,6 +73,11 @@ def test_the_recipe_of_short_multihop_questions_has_valid_settings() -> None:
     assert config.trainer.lora.rank == 16 and config.corpus is not None
 
 
+def test_the_recipe_of_gsm8k_has_valid_settings() -> None:
+    config = resolve(TrainConfig, [read_toml(RECIPES / "gsm8k_small.toml")])
+    assert (config.taskset, config.data, config.trainer.dtype) == ("math", "hf:openai/gsm8k:main", "bfloat16")
+
+
 def test_the_recipe_of_code_repair_has_valid_settings() -> None:
     config = resolve(TrainConfig, [read_toml(RECIPES / "code_repair.toml")])
     assert config.taskset.endswith("/environments/code_repair") and config.data is not None

@@ -15,22 +15,29 @@ from agent_r1.tasksets.files import GIVEN_OUT, read_splits
 from agent_r1.tasksets.math.problems import Problem, read_problems
 
 MATH = {"problem": "Half of 4?", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{2}$."}
+GSM8K, WORKED = "4 / 2 = <<4/2=2>>2\n#### 2", r"Well, $\boxed{2}$.The answer is: 2"
 
 
 @pytest.mark.parametrize(
-    ("row", "answer", "id"),
+    ("row", "answer", "worked"),
     [
-        ({"question": "Half of 4?", "answer": "4 / 2 = <<4/2=2>>2\n#### 2"}, "2", "row-1"),
-        (MATH, "2", "row-1"),
-        (MATH | {"answer": r"\frac42", "unique_id": "test/algebra/1.json"}, r"\frac42", "test/algebra/1.json"),
-        ({"question": "Half of 4?", "answer": r"Well, $\boxed{2}$.The answer is: 2"}, "2", "row-1"),
-        ({"question": "Half of 4?", "answer": " 2 "}, "2", "row-1"),
-        ({"problem": "Half of 4?", "answer": 2}, "2", "row-1"),
+        ({"question": "Half of 4?", "answer": GSM8K}, "2", GSM8K),
+        (MATH, "2", MATH["solution"]),
+        (MATH | {"answer": r"\frac42"}, r"\frac42", ""),  # its solution states another answer
+        ({"question": "Half of 4?", "answer": WORKED}, "2", WORKED),
+        ({"question": "Half of 4?", "answer": " 2 "}, "2", ""),
+        ({"problem": "Half of 4?", "answer": 2}, "2", ""),
     ],
     ids=["GSM8K", "MATH", "MATH-500", "worked", "bare", "number"],
 )
-def test_the_format_is_detected_from_the_rows(row: Any, answer: str, id: str, rows_file: Callable[..., Path]) -> None:
-    assert read_problems(rows_file(row)) == (Problem(id, "Half of 4?", answer),)
+def test_the_format_is_detected_from_the_rows(
+    row: Any, answer: str, worked: str, rows_file: Callable[..., Path]
+) -> None:
+    assert read_problems(rows_file(row)) == (Problem("row-1", "Half of 4?", answer, worked),)
+
+
+def test_a_row_can_have_its_own_id(rows_file: Callable[..., Path]) -> None:
+    assert [each.id for each in read_problems(rows_file(MATH | {"unique_id": "test/1.json"}))] == ["test/1.json"]
 
 
 def test_maths_own_folders_are_read_file_by_file(tmp_path: Path) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from agent_r1.core.errors import require_extra
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
-from agent_r1.core.taskset import ReferenceSolutions, TaskSet, tool_call
+from agent_r1.core.taskset import ReferenceSolution, ReferenceSolutions, TaskSet, tool_call
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.sandbox.config import DEFAULT_LEVEL, SandboxConfig, SandboxLevel
 from agent_r1.sandbox.sandbox import Sandbox
 from agent_r1.tasksets.answers import reference
 from agent_r1.tasksets.files import GIVEN_OUT, all_questions, read_splits, tasks_function, whole_split
 from agent_r1.tasksets.math.notation import expressions, normalize_answer, same_text
-from agent_r1.tasksets.math.problems import Problem, read_problems
+from agent_r1.tasksets.math.problems import Problem, boxed_answer, read_problems
+from agent_r1.tasksets.math.programs import program_of, without_marks
 from agent_r1.tasksets.math.scorer import AnswerChecker, MathScorer
 from agent_r1.tools.python_tool import python_tool
 
@@ -24,6 +25,9 @@ MAX_TURNS = 5
 SYSTEM = (
     "Solve the problem. Think it through; where computing helps, run Python code with the tool. "
     "Give the final answer, and nothing else in the box, as \\boxed{answer}."
+)
+WITHOUT_TOOL = (
+    "Solve the problem. Think it through. Give the final answer, and nothing else in the box, as \\boxed{answer}."
 )
 
 
@@ -40,6 +44,7 @@ def build(data: Path, seed: int, sandbox: SandboxLevel = DEFAULT_LEVEL) -> TaskS
         env=ToolEnv([python_tool(confined)], max_turns=MAX_TURNS, system=SYSTEM),
         tasks=tasks_function(splits, data),
         scorers=(MathScorer(AnswerChecker()),),
+        baselines={"no-tool": ToolEnv([], max_turns=1, system=WITHOUT_TOOL)},
         rewards=("correct", "form"),
         recipe={"sandbox": sandbox, "reward_weights": {"correct": 1.0, "form": 0.0}},
         validation="validation" if splits["validation"] else None,
@@ -52,6 +57,8 @@ def build(data: Path, seed: int, sandbox: SandboxLevel = DEFAULT_LEVEL) -> TaskS
 def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Task], ReferenceSolutions]:
     """Return a function that takes a task and returns its reference solutions: known right and wrong solutions.
 
+    The first right solution is the one to imitate: a program of the computations that GSM8K marks, or else the worked
+    solution, if the problem has one.
     One of the wrong solutions gives the answer to another problem in ``problems``, if an answer with different digits
     exists. Another calls a tool ``max_turns`` times, and gives no answer.
     """
@@ -64,6 +71,7 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
         computing = tool_call("python", code="print(6 * 7)")
         both = Message.assistant(f"{boxed_message(other).text} No: {boxed_message(gold).text}")
         right = (
+            *worked_solution(task.data["worked"], gold),
             reference("the answer", boxed_message(gold)),
             reference("the answer, after computing", computing, boxed_message(gold)),
             reference("the last of two answers", both),
@@ -85,6 +93,18 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
         return ReferenceSolutions(right, wrong, {"correct": 1.0})
 
     return of
+
+
+def worked_solution(worked: str, answer: str) -> tuple[ReferenceSolution, ...]:
+    """Return the solution that works the problem out, or () if the problem's row has only the answer."""
+    program = program_of(worked, answer)
+    if program is not None:
+        return (reference("computed by a program", tool_call("python", code=program), boxed_message(answer)),)
+    text = without_marks(worked)
+    if not text or text == answer:
+        return ()
+    boxed = boxed_answer(text) == answer
+    return (reference("worked out", Message.assistant(text if boxed else f"{text} {boxed_message(answer).text}")),)
 
 
 def boxed_message(answer: str) -> Message:

@@ -60,7 +60,7 @@ def boxed_answer(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    r"""A mathematical problem. ``answer`` is only the right answer, without the steps of the solution.
+    r"""A mathematical problem. ``answer`` is only the right answer; ``worked`` is the whole solution, or empty.
 
     Example:
         Problem(id="row-1", text="What is half of a third?", answer=r"\frac{1}{6}")
@@ -69,10 +69,12 @@ class Problem:
     id: str
     text: str
     answer: str
+    worked: str = ""
 
     def task(self, split: str) -> Task:
-        """Return the problem as a task. The agent sees ``text``, but not ``answer``, which is in ``Task.data``."""
-        return Task(f"{split}/{self.id}", (Message.user(self.text),), {"answer": self.answer}, split)
+        """Return the problem as a task. The agent sees only ``text``; the rest is in ``Task.data``."""
+        data = {"answer": self.answer, "worked": self.worked}
+        return Task(f"{split}/{self.id}", (Message.user(self.text),), data, split)
 
 
 def read_problems(source: Path) -> tuple[Problem, ...]:
@@ -89,7 +91,8 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     """
     problems: dict[str, Problem] = {}
     for row in _rows_below(source) if source.is_dir() else read_rows(source):
-        problem = Problem(_id(row, source), row.get_text("question", "problem"), _answer(row))
+        answer, worked = _answer(row)
+        problem = Problem(_id(row, source), row.get_text("question", "problem"), answer, worked)
         if problem.id in problems:
             raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")
         problems[problem.id] = problem
@@ -110,12 +113,12 @@ def _id(row: JsonRecord, source: Path) -> str:
     return f"row-{row.number}" if named is None else str(named)
 
 
-def _answer(row: JsonRecord) -> str:
+def _answer(row: JsonRecord) -> tuple[str, str]:
     number = row.values.get("answer")
     if isinstance(number, int | float) and not isinstance(number, bool):
         if not math.isfinite(number):
             raise row.error(f"the answer {number}", "give a finite number, or the answer as text")
-        return str(number)
+        return str(number), ""
     bare = "solution" in row.values and "answer" in row.values
     told = row.get_text("answer", "solution")
     answer = told if bare else stated_answer(told)
@@ -123,4 +126,5 @@ def _answer(row: JsonRecord) -> str:
         answer = told  # a row of ``question`` and ``answer`` with only the answer
     if answer is None:
         raise row.error("no answer in the working", r"end it with a line '#### 18', or put it into \boxed{..}")
-    return answer
+    worked = row.values["solution"] if bare else told
+    return answer, worked if isinstance(worked, str) and stated_answer(worked) == answer else ""
