@@ -4,8 +4,8 @@
     python benchmarks/driver.py --attempts 4000 --concurrency 1024
 
 An attempt has four turns: three calls of a tool and an answer. The engines are stand-ins without a model, so all time
-is the driver's: the agent loop, rendering with a tokenizer, routing to the engine of a session, the tool, the reward
-and the run's database. "function": an engine is a function of the process. "HTTP": it is the client of a vLLM server,
+is the driver's: the agent loop, rendering with a tokenizer, routing to the engine of a session, the tool and the run's
+database. "function": an engine is a function of the process. "HTTP": it is the client of a vLLM server,
 and the servers are another process, whose time does not count. The table has attempts per second of the driver's CPU
 time and of wall time, and the CPU milliseconds of an attempt by part.
 """
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
@@ -109,7 +110,11 @@ async def serve(replies: Replies) -> None:
     """Answer requests for tokens like a vLLM server, and print the port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
+        while not reader.at_eof():
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:  # the client has closed the connection
+                break
             fields = dict(line.split(": ", 1) for line in head.decode().lower().split("\r\n")[1:-2])
             request = json.loads(await reader.readexactly(int(fields["content-length"])))
             ids = replies[len(request["token_ids"])]
@@ -120,6 +125,7 @@ async def serve(replies: Replies) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body))
             writer.write(body)
             await writer.drain()
+        writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1")
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -137,7 +143,9 @@ class Row:
 async def measure(name: str, policy: Policy, replicas: Sequence[Replica], attempts: int, concurrency: int) -> Row:
     pool = EnginePool(replicas, PoolLimits(in_flight=max(1, concurrency // len(replicas))))
     agent = Agent(pool, policy.renderer, SamplingParams(1.0, max_tokens=64), policy.context_length)
-    groups = [GroupRequest(number, replace(TASK, id=f"train/{number}"), GROUP) for number in range(attempts // GROUP)]
+    groups = [
+        GroupRequest(number, replace(TASK, id=f"train/{number}"), GROUP) for number in range(max(1, attempts // GROUP))
+    ]
     profiler = StepProfiler()
     with tempfile.TemporaryDirectory() as folder, closing(create_run(Path(folder) / "run", {})) as recorder:
         recorder.open_segment(0, {})
@@ -179,7 +187,7 @@ def main() -> None:
     replies = canned_replies(policy)
     rows = []
     for count in (8, 64, 512):
-        engines = [FunctionEngine(f"engine {number}", replies) for number in range(count)]
+        engines = [cast(Replica, FunctionEngine(f"engine {number}", replies)) for number in range(count)]
         rows.append(asyncio.run(measure(f"{count}, function", policy, engines, options.attempts, options.concurrency)))
     with ExitStack() as stack:
         command = [sys.executable, __file__, "--serve", json.dumps(replies)]

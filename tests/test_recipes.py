@@ -75,7 +75,7 @@ def test_the_recipe_of_short_multihop_questions_has_valid_settings() -> None:
 
 def test_the_recipe_of_gsm8k_has_valid_settings() -> None:
     config = resolve(TrainConfig, [read_toml(RECIPES / "gsm8k_small.toml")])
-    assert (config.taskset, config.data, config.trainer.dtype) == ("math", "hf:openai/gsm8k:main", "bfloat16")
+    assert (config.taskset, str(config.data), config.trainer.dtype) == ("math", "hf:openai/gsm8k:main", "bfloat16")
 
 
 def test_the_recipe_of_code_repair_has_valid_settings() -> None:

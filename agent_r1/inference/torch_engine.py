@@ -44,8 +44,7 @@ from agent_r1.model.adapter import load_trained_weights, trained_weights
 from agent_r1.model.vision import ImageProcessor
 from agent_r1.model.weights import DTYPES, cast_parameters, use_plain_products, weights_checksum
 
-
-PART_PROBABILITIES = 1 << 20  # tokens of the vocabulary, over rows, that are sampled from at once
+PART_PROBABILITIES = 1 << 20  # on a CPU, the largest number of probabilities that are summed at once: 8 MiB
 
 
 def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -59,8 +58,8 @@ def sample_tokens(logits: Tensor, params: Sequence[SamplingParams], uniform: Seq
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)  # (N, V)
     tokens = logits.argmax(dim=-1)  # (N,)
     sampled = [index for index, row in enumerate(params) if row.temperature > 0]
-    # Few rows at a time: fresh memory for all of them would take longer than the sums.
-    size = max(1, PART_PROBABILITIES // logits.shape[1])
+    # A few rows at a time on a CPU, where touching new memory for all rows takes longer than the sums.
+    size = max(1, PART_PROBABILITIES // logits.shape[1] if logits.device.type == "cpu" else len(sampled))
     for rows in (sampled[first : first + size] for first in range(0, len(sampled), size)):  # R rows
         probabilities = logprobs[rows].exp().double()  # (R, V)
         for place, index in enumerate(rows):

@@ -23,17 +23,29 @@ GSM8K, WORKED = "4 / 2 = <<4/2=2>>2\n#### 2", r"Well, $\boxed{2}$.The answer is:
     [
         ({"question": "Half of 4?", "answer": GSM8K}, "2", GSM8K),
         (MATH, "2", MATH["solution"]),
-        (MATH | {"answer": r"\frac42"}, r"\frac42", ""),  # its solution states another answer
+        (MATH | {"answer": r"\frac42"}, r"\frac42", MATH["solution"]),
+        (MATH | {"answer": 2}, "2", MATH["solution"]),
         ({"question": "Half of 4?", "answer": WORKED}, "2", WORKED),
         ({"question": "Half of 4?", "answer": " 2 "}, "2", ""),
         ({"problem": "Half of 4?", "answer": 2}, "2", ""),
     ],
-    ids=["GSM8K", "MATH", "MATH-500", "worked", "bare", "number"],
+    ids=["GSM8K", "MATH", "MATH-500", "a number", "worked", "bare", "number"],
 )
 def test_the_format_is_detected_from_the_rows(
     row: Any, answer: str, worked: str, rows_file: Callable[..., Path]
 ) -> None:
     assert read_problems(rows_file(row)) == (Problem("row-1", "Half of 4?", answer, worked),)
+
+
+def test_a_few_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [MATH] * 100 + [MATH | {"solution": r"It is $\boxed{}$."}]
+    file = tmp_path / "math.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    assert len(read_problems(file)) == 100
+    assert "a problem is left out" in caplog.text and "101" in caplog.text
+    file.write_text("\n".join(map(json.dumps, rows[90:])), "utf-8")
+    with pytest.raises(InvalidInput, match="no answer in the working"):
+        read_problems(file)
 
 
 def test_a_row_can_have_its_own_id(rows_file: Callable[..., Path]) -> None:

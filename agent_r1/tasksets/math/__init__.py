@@ -22,13 +22,9 @@ from agent_r1.tools.python_tool import python_tool
 
 MAX_TURNS = 5
 
-SYSTEM = (
-    "Solve the problem. Think it through; where computing helps, run Python code with the tool. "
-    "Give the final answer, and nothing else in the box, as \\boxed{answer}."
-)
-WITHOUT_TOOL = (
-    "Solve the problem. Think it through. Give the final answer, and nothing else in the box, as \\boxed{answer}."
-)
+_BOX = "Give the final answer, and nothing else in the box, as \\boxed{answer}."
+SYSTEM = f"Solve the problem. Think it through; where computing helps, run Python code with the tool. {_BOX}"
+WITHOUT_TOOL = f"Solve the problem. Think it through. {_BOX}"
 
 
 def build(data: Path, seed: int, sandbox: SandboxLevel = DEFAULT_LEVEL) -> TaskSet:
@@ -71,7 +67,7 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
         computing = tool_call("python", code="print(6 * 7)")
         both = Message.assistant(f"{boxed_message(other).text} No: {boxed_message(gold).text}")
         right = (
-            *worked_solution(task.data["worked"], gold),
+            *worked_solution(task.messages[-1].text, task.data["worked"], gold),
             reference("the answer", boxed_message(gold)),
             reference("the answer, after computing", computing, boxed_message(gold)),
             reference("the last of two answers", both),
@@ -95,15 +91,15 @@ def solutions_of(problems: tuple[Problem, ...], max_turns: int) -> Callable[[Tas
     return of
 
 
-def worked_solution(worked: str, answer: str) -> tuple[ReferenceSolution, ...]:
+def worked_solution(question: str, worked: str, answer: str) -> tuple[ReferenceSolution, ...]:
     """Return the solution that works the problem out, or () if the problem's row has only the answer."""
-    program = program_of(worked, answer)
+    program = program_of(question, worked, answer)
     if program is not None:
         return (reference("computed by a program", tool_call("python", code=program), boxed_message(answer)),)
     text = without_marks(worked)
     if not text or text == answer:
         return ()
-    boxed = boxed_answer(text) == answer
+    boxed = boxed_answer(text) is not None
     return (reference("worked out", Message.assistant(text if boxed else f"{text} {boxed_message(answer).text}")),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from agent_r1.core.files import JsonRecord, read_record
 from agent_r1.core.messages import Message
 from agent_r1.core.task import Task
 from agent_r1.tasksets.files import read_rows
+
+MOST_WITHOUT_ANSWER = 0.01
+"""The largest share of problems without an answer that are left out, with a warning; more are an error."""
+
+log = logging.getLogger(__name__)
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]))")
 _HASHES = re.compile(r"^#### +(\S.*)$", re.MULTILINE)
@@ -90,12 +96,22 @@ def read_problems(source: Path) -> tuple[Problem, ...]:
     Raises InvalidInput, which names the file and the row, if a row cannot be used.
     """
     problems: dict[str, Problem] = {}
+    without_answer: list[InvalidInput] = []
     for row in _rows_below(source) if source.is_dir() else read_rows(source):
-        answer, worked = _answer(row)
+        found = _answer(row)
+        if isinstance(found, InvalidInput):
+            without_answer.append(found)
+            continue
+        answer, worked = found
         problem = Problem(_id(row, source), row.get_text("question", "problem"), answer, worked)
         if problem.id in problems:
             raise row.error(f"the id {problem.id!r} for a second time", "give every row an id of its own")
         problems[problem.id] = problem
+    # Two of the 7,500 training problems of MATH have an empty box.
+    if len(without_answer) > len(problems) * MOST_WITHOUT_ANSWER:
+        raise without_answer[0]
+    for fault in without_answer:
+        log.warning("a problem is left out: %s", fault)
     return tuple(problems.values())
 
 
@@ -113,18 +129,20 @@ def _id(row: JsonRecord, source: Path) -> str:
     return f"row-{row.number}" if named is None else str(named)
 
 
-def _answer(row: JsonRecord) -> tuple[str, str]:
-    number = row.values.get("answer")
-    if isinstance(number, int | float) and not isinstance(number, bool):
-        if not math.isfinite(number):
-            raise row.error(f"the answer {number}", "give a finite number, or the answer as text")
-        return str(number), ""
-    bare = "solution" in row.values and "answer" in row.values
+def _answer(row: JsonRecord) -> tuple[str, str] | InvalidInput:
+    # Return the answer and the worked solution, or why the row has no answer.
+    given, solution = row.values.get("answer"), row.values.get("solution")
+    worked = solution if isinstance(solution, str) and stated_answer(solution) is not None else ""
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        if not math.isfinite(given):
+            raise row.error(f"the answer {given}", "give a finite number, or the answer as text")
+        return str(given), worked
     told = row.get_text("answer", "solution")
-    answer = told if bare else stated_answer(told)
-    if answer is None and "solution" not in row.values and "\n" not in told:
-        answer = told  # a row of ``question`` and ``answer`` with only the answer
-    if answer is None:
-        raise row.error("no answer in the working", r"end it with a line '#### 18', or put it into \boxed{..}")
-    worked = row.values["solution"] if bare else told
-    return answer, worked if isinstance(worked, str) and stated_answer(worked) == answer else ""
+    if "answer" in row.values and "solution" in row.values:
+        return told, worked
+    answer = stated_answer(told)
+    if answer is not None:
+        return answer, told
+    if "solution" not in row.values and "\n" not in told:
+        return told, ""  # a row of ``question`` and ``answer`` with only the answer
+    return row.error("no answer in the working", r"end it with a line '#### 18', or put it into \boxed{..}")
