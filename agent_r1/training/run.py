@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ UPDATE = "update"
 """The kind of an event. Its text tells how the trainer computes an update (``TrainerBackend.arithmetic``)."""
 
 RANKS_RESTARTED = "ranks restarted"
+LARGE_MODEL = 50_000_000  # weights: a step of a larger model takes minutes on one core
 PASS_AT_K_QUESTIONS = 50
 
 
@@ -257,6 +259,9 @@ def _introduce(runtime: Runtime, start: ResumeState, folder: Path, progress: Pro
         progress.print_line(
             f"note: the split {taskset.validation!r} is not used; set evaluate_every to choose the best step"
         )
+    model, cores = runtime.policy.model, os.cpu_count() or 1
+    if config.threads == 1 < cores and model.device.type == "cpu" and model.num_parameters() >= LARGE_MODEL:
+        progress.print_line(f"note: one of {cores} cores computes; --threads {cores} is faster, and rounds otherwise")
     for event in (*start.events, *runtime.events):
         if isinstance(event, LogEvent) and event.kind in (CORRUPT, INEXACT):
             log.warning("%s: %s", event.kind, event.detail)

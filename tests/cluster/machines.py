@@ -73,6 +73,17 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
+    def freeze(self) -> None:
+        """Stop all processes of the machine until :meth:`thaw`."""
+        for pid in self.processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self.processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def cut(self) -> None:
         """Cut the machine's link to all others."""
         ip("netns", "exec", SWITCH, "ip", "link", "set", f"to-{self.name}", "down")

@@ -40,6 +40,7 @@ ENVIRONMENT = {
     **os.environ,
     **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_USAGE_STATS_ENABLED": "0"},
     "RAY_memory_monitor_refresh_ms": "0",  # other programs of this machine may take its memory
+    "RAY_worker_niceness": "0",  # or its cores
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
 }
 
@@ -168,6 +169,55 @@ def test_a_link_that_is_cut_for_a_while_is_waited_for(cluster: list[Machine]) ->
     other.mend()
     finish(head, "run", started)
     assert restarts(head.root / "work" / "run") == []
+
+
+def test_a_machine_that_stands_still_for_a_while_is_waited_for(cluster: list[Machine], tmp_path: Path) -> None:
+    head, other = cluster
+    spread = ("--placement.cpus", "0.5", "--placement.spread", "true")
+    started = start(head, "run", "--steps", "6", *spread, *servers(tmp_path))
+    wait_for("step 2/6", head, "run", started)
+    other.freeze()
+    time.sleep(15)
+    other.thaw()
+    output = finish(head, "run", started)
+    assert restarts(head.root / "work" / "run") == [] and "is left out" not in output
+
+
+def test_a_run_that_is_killed_leaves_no_process_on_other_machines_and_resumes(
+    cluster: list[Machine], tmp_path: Path
+) -> None:
+    head, other = cluster
+    started = start(head, "run", "--steps", "6", "--placement.cpus", "1", *servers(tmp_path))
+    wait_for("step 3/6", head, "run", started)
+    assert any(map(of_run, other.processes))
+    started.kill()
+    started.wait()
+    end = time.monotonic() + SECONDS
+    while left := [command for pid in other.processes if (command := of_run(pid))]:
+        assert time.monotonic() < end, left
+        time.sleep(0.5)
+    resume = [sys.executable, "-m", "agent_r1", "train", "--run", str(head.work / "run"), "--resume"]
+    output = finish(head, "run", head.start(resume, ENVIRONMENT, head.root / "run.log"))
+    assert "step 6/6" in output
+
+
+def of_run(pid: int) -> str | None:
+    """Return the command of a process that is a server or an actor of the run; None for a process of Ray itself."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return command if "fake_vllm" in command or command.startswith(("ray::RankActor", "ray::ServerActor")) else None
+
+
+def test_servers_on_another_machine_get_adapters(cluster: list[Machine], tmp_path: Path) -> None:
+    head, _ = cluster
+    lora = ("--trainer.lora.rank", "4", "--trainer.ranks", "1", "--placement.cpus", "1")
+    output = finish(head, "run", start(head, "run", "--steps", "4", *lora, *servers(tmp_path)))
+    assert "is left out" not in output
+    with closing(RunReader(head.root / "work" / "run")) as reader:
+        versions = {s.version for t in reader.trajectories() for turn in t.turns for s in turn.version_spans}
+    assert versions == {0, 1, 2, 3}
 
 
 def test_what_no_machine_has_is_refused_with_both_numbers(cluster: list[Machine]) -> None:

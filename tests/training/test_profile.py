@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from agent_r1.config import Layer, resolve
 from agent_r1.core.profile import PARTS, SECONDS
 from agent_r1.store.reader import RunReader
 from agent_r1.store.verification import run_digest
+from agent_r1.training import run
 from agent_r1.training.config import TrainConfig
 from agent_r1.training.progress import SilentProgress
 from agent_r1.training.run import train
@@ -62,3 +64,11 @@ def test_a_profiled_run_has_tables_and_the_results_of_any_other_run(
     assert report["backward"]["seconds"] == pytest.approx(sum(step["profile/backward"] for step in steps) / 2)
     assert main(["show", str(tmp_path / "plain"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["profile"] == {}
+
+
+def test_a_large_model_on_one_of_several_cores_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    note = "note: one of 8 cores computes; --threads 8 is faster, and rounds otherwise"
+    assert note not in train_micro(tmp_path / "small", 0)
+    monkeypatch.setattr(run, "LARGE_MODEL", 0)
+    assert note in train_micro(tmp_path / "large", 0)
