@@ -235,29 +235,25 @@ async def make_table(
 
     Raise AgentR1Error with the most frequent reason if every attempt failed.
     """
-    cells: dict[str, dict[str, Cell | None]] = {}
-    measures: dict[str, dict[str, Mapping[str, float]]] = {}
+    cells: dict[str, dict[str, Cell | None]] = {method.name: {} for method in methods}
+    measures: dict[str, dict[str, Mapping[str, float]]] = {method.name: {} for method in methods}
     tasks: list[TaskResult] = []
     measured, began = set[str](), time.monotonic()
     failures: Counter[str] = Counter()
     progress.print_line(f"evaluating {', '.join(method.name for method in methods)} on {', '.join(taskset.evaluation)}")
-    for done, method in enumerate(methods, 1):
-        cells[method.name], measures[method.name] = {}, {}
-        for split in _splits_of(method, taskset):
-            trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
-            results = [score_trajectory(trajectory) for trajectory in trajectories]
-            cells[method.name][split] = make_cell(results)
-            tasks += map(partial(_task_result, method.name, split), trajectories, results)
-            measures[method.name][split] = extra_measures(taskset, trajectories)
-            _report_failures(method.name, split, results, progress)
-            failures.update(result.failure for result in results if result.failure is not None)
-            measured.update(result.measure for result in results if result.failure is None)
-        left = (time.monotonic() - began) / done * (len(methods) - done)
-        row = ", ".join(
-            f"{split} {'all failed' if cell is None else f'{cell.em:z.2f}'}"
-            for split, cell in cells[method.name].items()
-        )
-        progress.print_line(f"{method.name}: {row}" + (f"  {format_duration(left)} left" if left else ""))
+    work = [(method, split) for method in methods for split in _splits_of(method, taskset)]
+    for done, (method, split) in enumerate(work, 1):
+        trajectories = await greedy_attempts(method, taskset, split, count, limits, progress)
+        results = [score_trajectory(trajectory) for trajectory in trajectories]
+        cell = cells[method.name][split] = make_cell(results)
+        tasks += map(partial(_task_result, method.name, split), trajectories, results)
+        measures[method.name][split] = extra_measures(taskset, trajectories)
+        _report_failures(method.name, split, results, progress)
+        failures.update(result.failure for result in results if result.failure is not None)
+        measured.update(result.measure for result in results if result.failure is None)
+        left = (time.monotonic() - began) / done * (len(work) - done)
+        found = "all failed" if cell is None else f"{cell.em:z.2f}"
+        progress.print_line(f"{method.name}: {split} {found}" + (f"  {format_duration(left)} left" if left else ""))
     if failures and all(cell is None for row in cells.values() for cell in row.values()):
         reason, times = failures.most_common(1)[0]
         raise AgentR1Error(
