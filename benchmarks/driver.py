@@ -191,7 +191,7 @@ def main() -> None:
         rows.append(asyncio.run(measure(f"{count}, function", policy, engines, options.attempts, options.concurrency)))
     with ExitStack() as stack:
         command = [sys.executable, __file__, "--serve", json.dumps(replies)]
-        server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        server = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8"))
         stack.callback(server.terminate)
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"

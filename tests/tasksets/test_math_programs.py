@@ -38,7 +38,7 @@ def test_programs_of_the_benchmark_print_its_answers() -> None:
     programs = [(answer, code) for answer, code in programs if code is not None]
     assert len(programs) > 250
     script = "\n".join(code for _, code in programs if code is not None)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True, timeout=60)
     printed = [float(line) for line in done.stdout.split()]
     assert printed == pytest.approx([float(answer.replace(",", "")) for answer, _ in programs])
 

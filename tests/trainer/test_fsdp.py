@@ -88,10 +88,13 @@ def mean_gradient(state: TrainerState, module: str) -> torch.Tensor:
     return torch.cat([state.tensors[name].flatten() for name in names])
 
 
-def assert_equal_metrics(found: UpdateReport, expected: UpdateReport, tolerance: float) -> None:
+def assert_equal_metrics(
+    found: UpdateReport, expected: UpdateReport, tolerance: float, of_norms: float | None = None
+) -> None:
     assert found.metrics.keys() == expected.metrics.keys()
     for name in expected.metrics.keys() - {"padding"}:
-        near = pytest.approx(expected.metrics[name], rel=tolerance, abs=tolerance, nan_ok=True)
+        allowed = of_norms if of_norms is not None and name.endswith("gradient_norm") else tolerance
+        near = pytest.approx(expected.metrics[name], rel=allowed, abs=allowed, nan_ok=True)
         assert found.metrics[name] == near, name
     assert [outcome.attempt for outcome in found.outcomes] == [outcome.attempt for outcome in expected.outcomes]
 
@@ -106,7 +109,7 @@ def test_two_ranks_give_the_loss_the_gradient_and_the_weights_of_one_process(
     began = weights_of(alone)
     for seed in range(2):
         expected, found = (update(updater, make.random_groups(seed)) for updater in (alone, ranked))
-        assert_equal_metrics(found, expected, tolerance)
+        assert_equal_metrics(found, expected, tolerance, gradient_tolerance if is_rounded else None)
     assert expected.metrics["policy_gradient_norm"] > 1e-3
     state, ranked_state = alone.state(), ranked.state()
     assert ranked_state.tensors.keys() == state.tensors.keys()
