@@ -104,7 +104,7 @@ def test_two_ranks_give_the_loss_the_gradient_and_the_weights_of_one_process(
     case: str, make: Any, group: RankGroup[RankTrainer]
 ) -> None:
     is_rounded = case == "bfloat16"  # numbers of 8 bits; gradients are sums with much cancellation
-    tolerance, gradient_tolerance = (5e-3, 0.05) if is_rounded else (1e-6, 5e-6)
+    tolerance, gradient_tolerance = (5e-3, 0.1) if is_rounded else (1e-6, 5e-6)
     alone, ranked = updater_of(make, case, None), updater_of(make, case, group)
     began = weights_of(alone)
     for seed in range(2):
