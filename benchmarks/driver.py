@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -185,6 +186,8 @@ def main() -> None:
         return
     policy = load_policy(EvalConfig(model="tiny-base"), None)
     replies = canned_replies(policy)
+    gc.collect()
+    gc.freeze()  # as a run does: else each collection would go through all objects of the libraries
     rows = []
     for count in (8, 64, 512):
         engines = [cast(Replica, FunctionEngine(f"engine {number}", replies)) for number in range(count)]
