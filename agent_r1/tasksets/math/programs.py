@@ -90,5 +90,5 @@ def _compute(code: str, values: dict[str, float]) -> float | None:
 
     try:
         return value_of(ast.parse(code, mode="eval").body)
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, OverflowError, RecursionError):
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
         return None
